@@ -1,0 +1,172 @@
+"""How KV lies in memory: groups, slot formats, slabs, runs.
+
+A pool is `[num_blocks, block_bytes]`. A block holds, outermost first: layer, then KV head, then one opaque slab.
+For the plain format a slab is the K run `[block_size, head_dim]` followed by the V run `[block_size, head_dim]`:
+
+    block  = | layer 0 | layer 1 | ...                | padding to block_bytes |
+    layer  = | head 0  | head 1  | ...                |
+    slab   = | K slot 0 .. slot bs-1 | V slot 0 .. slot bs-1 |
+
+So a whole block is one run, a range of layers of it is one run, and a head range is one run a layer. Everything
+a transfer plan may convert is here; what must be equal is in `core.kv_identity`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from core.errors import ConfigError
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of one element, for each element type that a plain slot may hold."""
+
+
+class GroupKind(StrEnum):
+    """What the layers of a group have in common: how far back they look and what they keep."""
+
+    FULL_ATTENTION = "full_attention"
+    SLIDING_WINDOW = "sliding_window"
+    MLA_LATENT = "mla_latent"
+    DRAFT = "draft"
+
+
+class Run(NamedTuple):
+    """Consecutive bytes inside one block."""
+
+    offset_bytes: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFormat:
+    """How one token's K and V of one head are stored.
+
+    name: the format's name; `plain` stores both as they are computed.
+    dtype: element type of a plain slot, a key of DTYPE_BYTES.
+    head_dim: elements of K, and of V, a head.
+    """
+
+    name: str
+    dtype: str
+    head_dim: int
+
+    def __post_init__(self) -> None:
+        if self.name != "plain":
+            raise ConfigError(f"slot format: {self.name!r} is unknown; known: plain")
+        if self.dtype not in DTYPE_BYTES:
+            known = ", ".join(sorted(DTYPE_BYTES))
+            raise ConfigError(f"KV dtype: {self.dtype!r} is unknown; known: {known}")
+        if self.head_dim < 1:
+            raise ConfigError(f"head_dim: {self.head_dim} must be at least 1")
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one token's K and V for one head."""
+        return 2 * self.head_dim * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers that share block ids, tables and hash keys.
+
+    kind: what the layers keep.
+    layers: model layer indices, ascending; position in this tuple is the layer's place inside a block.
+    num_kv_heads: KV heads a rank stores (the model's heads divided over tensor ranks).
+    slot: how one token of one head is stored.
+    window: tokens a sliding window looks back, None for full attention.
+    """
+
+    kind: GroupKind
+    layers: tuple[int, ...]
+    num_kv_heads: int
+    slot: SlotFormat
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ConfigError("KV group: layers is empty; a group needs at least one layer")
+        if self.num_kv_heads < 1:
+            raise ConfigError(f"num_kv_heads: {self.num_kv_heads} must be at least 1")
+        if (self.kind is GroupKind.SLIDING_WINDOW) != (self.window is not None):
+            raise ConfigError(f"window: {self.window} does not fit a group of kind {self.kind}")
+
+    def slab_bytes(self, block_size: int) -> int:
+        """Bytes of one head of one layer of a block."""
+        return self.slot.slot_bytes * block_size
+
+    def layer_bytes(self, block_size: int) -> int:
+        """Bytes of one layer of a block."""
+        return self.slab_bytes(block_size) * self.num_kv_heads
+
+    def used_bytes(self, block_size: int) -> int:
+        """Bytes of a block before padding."""
+        return self.layer_bytes(block_size) * len(self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """The layout of one worker's pool. Two workers may differ here as far as a plan can convert.
+
+    block_size: tokens (slots) in a block, a multiple of the cluster's hash block size.
+    groups: the KV groups, all padded to the same `block_bytes`.
+    order: nesting inside a block; `layer_head_slab` is the only order today.
+    tensor_ranks: ranks that share the model's KV heads.
+    pipeline_ranks: ranks that share the model's layers.
+    """
+
+    block_size: int
+    groups: tuple[KVGroup, ...]
+    order: str = "layer_head_slab"
+    tensor_ranks: int = 1
+    pipeline_ranks: int = 1
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise ConfigError(f"block_size: {self.block_size} must be at least 1")
+        if not self.groups:
+            raise ConfigError("KV layout: groups is empty; a layout needs at least one group")
+        if self.order != "layer_head_slab":
+            raise ConfigError(f"KV order: {self.order!r} is unknown; known: layer_head_slab")
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of any group, padding included."""
+        return max(group.used_bytes(self.block_size) for group in self.groups)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the worker."""
+        return self.tensor_ranks * self.pipeline_ranks
+
+    def layer_run(self, group: int, first_layer: int, num_layers: int) -> Run:
+        """The run of layers `[first_layer, first_layer + num_layers)` (places inside the group) of one block."""
+        layer_bytes = self.groups[group].layer_bytes(self.block_size)
+        return Run(first_layer * layer_bytes, num_layers * layer_bytes)
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens of one group."""
+        return -(-num_tokens // self.block_size)
+
+    def valid_slots(self, position: int, num_tokens: int) -> int:
+        """How many slots of the block at `position` are filled by a sequence of `num_tokens` tokens."""
+        return max(0, min(self.block_size, num_tokens - position * self.block_size))
+
+
+def conversion_obstacles(source: KVLayout, destination: KVLayout) -> Sequence[str]:
+    """Why no transfer plan leads from source to destination; empty when one does. Each names both values."""
+    checks = {
+        "block size": (source.block_size, destination.block_size),
+        "order": (source.order, destination.order),
+        "groups": (source.groups, destination.groups),
+        "tensor ranks": (source.tensor_ranks, destination.tensor_ranks),
+        "pipeline ranks": (source.pipeline_ranks, destination.pipeline_ranks),
+    }
+    return [f"{name}: source {a}, destination {b}" for name, (a, b) in checks.items() if a != b]
+
+
+def can_convert(source: KVLayout, destination: KVLayout) -> bool:
+    """Whether a transfer plan exists from source to destination (kvtransfer builds it; a test holds both equal)."""
+    return not conversion_obstacles(source, destination)

@@ -1,0 +1,106 @@
+"""Everything an engine process is told when it starts.
+
+Built from flags, environment and YAML in services/config and handed over as JSON; nothing else reads those sources.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.block_hash import DEFAULT_HASH_BLOCK_SIZE, HashAlgorithm
+from core.errors import ConfigError
+from core.kv_layout import DTYPE_BYTES
+from core.worker_info import Role
+
+WEIGHT_FORMATS = ("expanded", "quantized")
+SCHEDULING_POLICIES = ("fcfs", "priority")
+HOST_MIN_STEP_TOKENS, HOST_MAX_STEP_TOKENS = 64, 2048
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One engine. Each field names its flag where the flag differs.
+
+    model: GGUF file, model folder or Hub id.
+    revision: Hub revision, empty for the default branch.
+    role: what the worker serves.
+    dtype: precision of activations and of expanded weights.
+    weight_format: `expanded` dequantises GGUF blocks at load, `quantized` keeps them and dequantises at use.
+    kv_cache_dtype: element type of the pool; `auto` is the activations' type.
+    block_size: tokens in a block, a multiple of the hash block size.
+    max_model_len: most tokens of prompt and answer together; 0 takes the model's own limit.
+    max_num_seqs: most sequences in one step.
+    max_num_batched_tokens: tokens in one step; 0 measures the prefill rate and takes what it does in 200 ms.
+    num_blocks: blocks in the pool (`--num-gpu-blocks-override`); 0 derives it from kv_cache_memory_bytes.
+    kv_cache_memory_bytes: bytes of the pool when num_blocks is 0.
+    enable_prefix_caching: whether finished blocks stay findable.
+    prefix_caching_hash_algo: how blocks are hashed.
+    scheduling_policy: `fcfs`, or `priority` (lower value first).
+    num_threads: threads of torch; one a worker where several share the cores.
+    data_host: address the data endpoint listens on.
+    link_rate_bytes_s: limit of what this worker sends over data links, 0 for none (`--link-rate`).
+    session_lease_ms: how long P keeps a session that nobody renews.
+    prefill_timeout_ms: how long D waits for a sign of life of one prefill attempt before it gives the attempt up.
+    arriving_share: share of the pool that sequences not yet decoding may hold on a decode worker.
+    layers_per_range: layers that leave together while later ones compute; 0 picks a third of the model.
+    """
+
+    model: str
+    revision: str = ""
+    role: Role = Role.MIXED
+    dtype: str = "float32"
+    weight_format: str = "expanded"
+    kv_cache_dtype: str = "auto"
+    block_size: int = 16
+    max_model_len: int = 0
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 0
+    num_blocks: int = 0
+    kv_cache_memory_bytes: int = 1 << 30
+    enable_prefix_caching: bool = True
+    prefix_caching_hash_algo: HashAlgorithm = HashAlgorithm.SHA256
+    scheduling_policy: str = "fcfs"
+    num_threads: int = 1
+    data_host: str = "127.0.0.1"
+    link_rate_bytes_s: float = 0.0
+    session_lease_ms: int = 30_000
+    prefill_timeout_ms: int = 30_000
+    arriving_share: float = 0.5
+    layers_per_range: int = 0
+
+    def __post_init__(self) -> None:
+        _check_choice("dtype", self.dtype, tuple(DTYPE_BYTES))
+        _check_choice("weight-format", self.weight_format, WEIGHT_FORMATS)
+        _check_choice("kv-cache-dtype", self.kv_cache_dtype, ("auto", *DTYPE_BYTES))
+        _check_choice("scheduling-policy", self.scheduling_policy, SCHEDULING_POLICIES)
+        if self.block_size < 1 or self.block_size % DEFAULT_HASH_BLOCK_SIZE:
+            raise ConfigError(
+                f"--block-size: {self.block_size} must be a positive multiple of {DEFAULT_HASH_BLOCK_SIZE}"
+            )
+        _check_least("max-model-len", self.max_model_len, 0)
+        _check_least("max-num-seqs", self.max_num_seqs, 1)
+        _check_least("max-num-batched-tokens", self.max_num_batched_tokens, 0)
+        _check_least("num-gpu-blocks-override", self.num_blocks, 0)
+        _check_least("kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1)
+        _check_least("num-threads", self.num_threads, 1)
+        _check_least("link-rate", self.link_rate_bytes_s, 0)
+        _check_least("session-lease-ms", self.session_lease_ms, 1)
+        _check_least("prefill-timeout-ms", self.prefill_timeout_ms, 1)
+        _check_least("layers-per-range", self.layers_per_range, 0)
+        if not 0.0 < self.arriving_share <= 1.0:
+            raise ConfigError(f"--arriving-share: {self.arriving_share} must be in (0, 1]")
+        if 0 < self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"--max-num-batched-tokens: {self.max_num_batched_tokens} must be at least "
+                f"--max-num-seqs ({self.max_num_seqs})"
+            )
+
+
+def _check_choice(flag: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"--{flag}: {value!r} is unknown; known: {', '.join(choices)}")
+
+
+def _check_least(flag: str, value: float, least: float) -> None:
+    if value < least:
+        raise ConfigError(f"--{flag}: {value} must be at least {least}")

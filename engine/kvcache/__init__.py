@@ -1,0 +1,1 @@
+"""The block pool of one rank: storage, free queue, references, prefix cache."""

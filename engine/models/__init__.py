@@ -1,0 +1,1 @@
+"""Model architectures over `kernels.ops`; they know tensors only."""

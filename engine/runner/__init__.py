@@ -1,0 +1,1 @@
+"""A scheduled step as tensors in, logits out."""

@@ -1,0 +1,1 @@
+"""The only code that speaks HTTP or gRPC: gateway, worker, cluster launcher, CLI."""

@@ -1,0 +1,1 @@
+"""Configs from flags, environment and YAML, built in one place."""

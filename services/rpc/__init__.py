@@ -1,0 +1,1 @@
+"""The control protocol: generated stubs, codecs between core values and messages, errors and versions."""

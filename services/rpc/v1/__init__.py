@@ -1,0 +1,1 @@
+"""Generated stubs of proto/services/rpc/v1; `make proto` writes them."""
