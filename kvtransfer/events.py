@@ -1,0 +1,100 @@
+"""What movers tell the engine thread.
+
+Movers never change a block's state: they post one of these, and the engine thread acts on it. Events of one session
+attempt are posted in the order in which they happened; an event may still be in the inbox when its session has been
+forgotten or closed, so the engine ignores events of sessions that it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from core.errors import TransferError
+from core.ids import BlockId, SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class RunAdmitted:
+    """D: layers `[first_layer, first_layer + num_layers)` of one block are in the pool, whole and verified.
+
+    The first one of a block is the moment for `BlockLife.begin_fill`.
+    """
+
+    session: SessionId
+    attempt: int
+    group: int
+    position: int
+    first_layer: int
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionComplete:
+    """D: coverage of the session is complete; every byte is in the pool and verified. Posted once an attempt."""
+
+    session: SessionId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriterLeft:
+    """D: the last writer is out of a quarantined block; `BlockLife.settle` frees it."""
+
+    block: BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveFailed:
+    """D: this attempt can never complete (checksum or protocol). Posted once; nothing of it is admitted after."""
+
+    session: SessionId
+    attempt: int
+    error: TransferError
+
+
+@dataclass(frozen=True, slots=True)
+class BlockAcknowledged:
+    """P: D has every layer of this block. The transport reads the block for this session no more."""
+
+    session: SessionId
+    attempt: int
+    group: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendFailed:
+    """P: nothing more of this attempt will be sent: D refuses it or cannot be reached. Posted once.
+
+    The engine still calls `close_session` and still waits for SessionDrained.
+    """
+
+    session: SessionId
+    attempt: int
+    error: TransferError
+
+
+@dataclass(frozen=True, slots=True)
+class SessionDrained:
+    """P: the answer to `close_session`: no byte of this attempt is read from the pool any more. Posted once.
+
+    Comes soon, whatever D does: it waits for the mover thread, never for the peer.
+    """
+
+    session: SessionId
+    attempt: int
+
+
+MoverEvent = (
+    RunAdmitted
+    | SessionComplete
+    | WriterLeft
+    | ReceiveFailed
+    | BlockAcknowledged
+    | SendFailed
+    | SessionDrained
+)
+
+PostEvent = Callable[[MoverEvent], None]
+"""Puts an event into the engine thread's inbox. Called on mover threads; must not block and must not raise."""
