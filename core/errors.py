@@ -15,6 +15,7 @@
     |   `-- TransferTimeout      the lease of a session ran out
     |-- WorkerLostError          the worker that held the request is gone: route again (HTTP 503)
     |-- EngineDeadError          the engine process is gone: restart the worker  (HTTP 503)
+    |-- ProtocolMismatch         a peer speaks a version too far from ours       (HTTP 503)
     |-- ConfigError              a flag, variable or file has a bad value: refuse to start
     `-- ModelLoadError           a model cannot be loaded: refuse to start, say why in one sentence
 
@@ -92,6 +93,10 @@ class WorkerLostError(ServeError):
 
 class EngineDeadError(ServeError):
     """The engine process of a worker is gone; the worker must be restarted."""
+
+
+class ProtocolMismatch(ServeError):
+    """Another process speaks a version too far from ours; the message names both versions."""
 
 
 class ConfigError(ServeError):

@@ -1,1 +1,3 @@
-"""The control protocol: generated stubs, codecs between core values and messages, errors and versions."""
+"""The control protocol: generated stubs, codecs between core values and messages, errors and
+versions.
+"""
