@@ -1,0 +1,67 @@
+# Baton's commands; `make help` lists them. Every target makes the environment it needs in $(VENV) by itself, and
+# finds it up to date in no time when pyproject.toml and constraints.txt have not changed since.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV ?= .venv
+PORT ?= 8000
+ARGS ?=
+
+# The first Python that is new enough; plain python3 otherwise, which scripts/environment.py then refuses by name.
+is_new = $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+candidates = python3 python3.14 python3.13 python3.12 python3.11
+PYTHON ?= $(or $(shell for p in $(candidates); do if $(is_new); then echo $$p; break; fi; done),python3)
+
+# One thread a process and no spinning: tests start several workers on few cores. Nothing is fetched at run time.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+BENCH_ENV := OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+PYTEST := $(TEST_ENV) $(VENV)/bin/python -m pytest -q
+PROTO := proto/services/rpc/v1/baton.proto
+BENCHES = $(patsubst benchmarks/%/__main__.py,%,$(wildcard benchmarks/*/__main__.py))
+
+.PHONY: help serve test test-fast test-system lint fmt bench proto
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+serve: $(VENV)/.run ## install what it needs and start a local cluster on the demo model (PORT=8000, ARGS=...)
+	@exec $(VENV)/bin/baton up --port $(PORT) $(ARGS)
+
+test: $(VENV)/.dev ## all tests that need nothing but this checkout (ARGS=... goes to pytest)
+	@$(PYTEST) -m "not system" $(ARGS)
+
+test-fast: $(VENV)/.dev ## the tests that start no cluster
+	@$(PYTEST) -m "not e2e and not system" $(ARGS)
+
+test-system: $(VENV)/.dev ## the tests that need Debian packages or heavy clients
+	@$(PYTEST) -m system $(ARGS) || { status=$$?; [ $$status -eq 5 ] || exit $$status; }
+
+lint: $(VENV)/.dev ## ruff, mypy and the import walls, as CI runs them
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports
+
+fmt: $(VENV)/.dev ## format the code and fix what ruff can fix
+	@$(VENV)/bin/ruff check --fix-only .
+	@$(VENV)/bin/ruff format .
+
+bench: $(addprefix bench-,$(BENCHES)) ## all benchmarks, one after the other
+
+bench-%: $(VENV)/.dev ## one benchmark; bench-NAME writes benchmarks/results/NAME.json
+	@$(BENCH_ENV) $(VENV)/bin/python -m benchmarks.$* $(ARGS)
+
+proto: $(VENV)/.dev ## regenerate the gRPC stubs from proto/
+	@$(VENV)/bin/python -m grpc_tools.protoc -I proto --python_out=. --grpc_python_out=. --pyi_out=. $(PROTO)
+
+# The stamps of the two environments; the larger one contains the smaller.
+$(VENV)/.run: pyproject.toml constraints.txt scripts/environment.py
+	@command -v $(PYTHON) >/dev/null || { echo "Baton needs Python 3.11 or newer: install python3."; exit 1; }
+	@exec $(PYTHON) scripts/environment.py run $(VENV)
+
+$(VENV)/.dev: pyproject.toml constraints.txt scripts/environment.py
+	@command -v $(PYTHON) >/dev/null || { echo "Baton needs Python 3.11 or newer: install python3."; exit 1; }
+	@exec $(PYTHON) scripts/environment.py dev $(VENV)
