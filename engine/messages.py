@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import msgspec
 
-from core.events import CacheEvent, Tier
 from core.block_hash import BlockHash, HashRoot
-from core.ids import Epoch, RequestId, SessionId, WorkerId
+from core.events import CacheEvent, Tier
+from core.ids import Epoch, RequestId, SessionId
 from core.kv_identity import KVIdentity
 from core.kv_layout import KVLayout
 from core.request import Request
