@@ -1,0 +1,36 @@
+"""The seam between a running step and those who wait for parts of it.
+
+A step's operations are marked layer by layer. Progress hears each mark while the step still runs, on the thread that
+runs it, so finished layers can leave for another worker before the last one is computed. It never stores a mark:
+what a listener does with it is the listener's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Progress:
+    """Where the running step's marks go. One a process: a process runs one step at a time."""
+
+    def __init__(self) -> None:
+        self.on_mark: Callable[[int], None] | None = None
+
+    def mark(self, layer: int) -> None:
+        """Every operation of `layer` in this step is complete and its KV is in the pool."""
+        if self.on_mark is not None:
+            self.on_mark(layer)
+
+    @contextmanager
+    def listening(self, on_mark: Callable[[int], None] | None) -> Iterator[None]:
+        """Send the marks of the enclosed step to `on_mark`, and to nobody afterwards."""
+        self.on_mark = on_mark
+        try:
+            yield
+        finally:
+            self.on_mark = None
+
+
+progress = Progress()
+"""The process's own."""
