@@ -50,8 +50,9 @@ def decode_worker_load(data: bytes) -> WorkerLoad:
 def _decode(data: bytes, kind: type[_Value]) -> _Value:
     # The version is read alone first: a future record need not have a body that we could parse.
     try:
-        version, body = msgspec.msgpack.decode(data, type=tuple[int, msgspec.Raw])
-    except msgspec.MsgspecError as error:
+        parts = msgspec.msgpack.decode(data, type=list[msgspec.Raw])
+        version, body = msgspec.msgpack.decode(parts[0], type=int), parts[1]
+    except (msgspec.MsgspecError, IndexError) as error:
         raise UndecodableRecord(f"index record: no schema version in front ({error})") from error
     if version != SCHEMA_VERSION:
         raise UnknownSchema(f"index record: schema version {version} is not {SCHEMA_VERSION}")
