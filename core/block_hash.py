@@ -23,6 +23,7 @@ import cbor2
 import xxhash
 
 from core.canonical import pack_fields
+from core.errors import ConfigError
 from core.kv_identity import KVIdentity
 
 BlockHash = NewType("BlockHash", bytes)
@@ -57,6 +58,12 @@ class HashRoot:
     block_size: int
     seed: bytes
 
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise ConfigError(f"hash block size: {self.block_size} must be at least 1")
+        if len(self.seed) != HASH_BYTES:
+            raise ConfigError(f"hash root: {len(self.seed)} bytes of seed must be {HASH_BYTES}")
+
     @classmethod
     def of(
         cls,
@@ -78,6 +85,9 @@ class HashRoot:
 
 def hash_block(algorithm: HashAlgorithm, parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
     """The hash of one full block of `token_ids` (each in [0, 2**32)) that follows `parent`."""
+    assert len(parent) == HASH_BYTES, (
+        f"parent of {len(parent)} bytes: the packing is injective for {HASH_BYTES}"
+    )
     if algorithm in (HashAlgorithm.SHA256_CBOR, HashAlgorithm.XXHASH_CBOR):
         body = cbor2.dumps([bytes(parent), list(token_ids)], canonical=True)
     else:

@@ -13,7 +13,6 @@ a transfer plan may convert is here; what must be equal is in `core.kv_identity`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -88,10 +87,14 @@ class KVGroup:
     def __post_init__(self) -> None:
         if not self.layers:
             raise ConfigError("KV group: layers is empty; a group needs at least one layer")
+        if list(self.layers) != sorted(set(self.layers)):
+            raise ConfigError(f"KV group: layers {self.layers} must be ascending, each once")
         if self.num_kv_heads < 1:
             raise ConfigError(f"num_kv_heads: {self.num_kv_heads} must be at least 1")
         if (self.kind is GroupKind.SLIDING_WINDOW) != (self.window is not None):
             raise ConfigError(f"window: {self.window} does not fit a group of kind {self.kind}")
+        if self.window is not None and self.window < 1:
+            raise ConfigError(f"window: {self.window} must be at least 1")
 
     def slab_bytes(self, block_size: int) -> int:
         """Bytes of one head of one layer of a block."""
@@ -130,6 +133,9 @@ class KVLayout:
             raise ConfigError("KV layout: groups is empty; a layout needs at least one group")
         if self.order != "layer_head_slab":
             raise ConfigError(f"KV order: {self.order!r} is unknown; known: layer_head_slab")
+        for name in ("tensor_ranks", "pipeline_ranks"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: {getattr(self, name)} must be at least 1")
 
     @property
     def block_bytes(self) -> int:
@@ -144,6 +150,10 @@ class KVLayout:
     def layer_run(self, group: int, first_layer: int, num_layers: int) -> Run:
         """The run of layers `[first_layer, first_layer + num_layers)` (places inside the group) of one block."""
         layer_bytes = self.groups[group].layer_bytes(self.block_size)
+        last = first_layer + num_layers
+        assert 0 <= first_layer < last <= len(self.groups[group].layers), (
+            f"layers [{first_layer}, {last}) are not in group {group}"
+        )
         return Run(first_layer * layer_bytes, num_layers * layer_bytes)
 
     def num_blocks(self, num_tokens: int) -> int:
@@ -155,7 +165,7 @@ class KVLayout:
         return max(0, min(self.block_size, num_tokens - position * self.block_size))
 
 
-def conversion_obstacles(source: KVLayout, destination: KVLayout) -> Sequence[str]:
+def conversion_obstacles(source: KVLayout, destination: KVLayout) -> list[str]:
     """Why no transfer plan leads from source to destination; empty when one does. Each names both values."""
     checks = {
         "block size": (source.block_size, destination.block_size),

@@ -14,7 +14,14 @@ from core.ids import RequestId
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
+MAX_TEMPERATURE = 2.0
+MAX_PENALTY = 2.0
+MAX_LOGIT_BIAS = 100.0
 SEED_BITS = 64
+MAX_COUNT = 2**32 - 1
+"""Token ids and token counts are 32 bits, unsigned, in hashes and on the wire."""
+MAX_PRIORITY = 2**31 - 1
+MAX_DEADLINE_MS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +63,33 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _check_range("seed", self.seed, 0, 2**SEED_BITS - 1)
         _check_range("n", self.n, 1, MAX_CHOICES)
-        _check_range("temperature", self.temperature, 0.0, 2.0)
-        if self.top_k < 0:
-            raise InvalidRequest(
-                f"top_k must be -1, 0 or positive, got {self.top_k}", param="top_k"
-            )
-        if not 0.0 < self.top_p <= 1.0:
-            raise InvalidRequest(f"top_p must be in (0, 1], got {self.top_p}", param="top_p")
-        _check_range("min_p", self.min_p, 0.0, 1.0)
-        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        if not 0.0 < self.repetition_penalty < math.inf:
-            message = f"repetition_penalty must be greater than 0, got {self.repetition_penalty}"
-            raise InvalidRequest(message, param="repetition_penalty")
-        if self.max_tokens < 1:
-            raise InvalidRequest(
-                f"max_tokens must be at least 1, got {self.max_tokens}", param="max_tokens"
-            )
+        _check_range("max_tokens", self.max_tokens, 1, MAX_COUNT)
         _check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
         if self.logprobs is not None:
             _check_range("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        for _, bias in self.logit_bias:
-            _check_range("logit_bias", bias, -100.0, 100.0)
+        self._check_distribution()
+        self._check_token_ids()
+
+    def _check_distribution(self) -> None:
+        """What reshapes probabilities. Every comparison is false for NaN, so NaN is refused everywhere."""
+        _check_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        _check_range("top_k", self.top_k, 0, MAX_COUNT)
+        if not 0.0 < self.top_p <= 1.0:
+            raise InvalidRequest(f"top_p must be in (0, 1], got {self.top_p}", param="top_p")
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_range("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
+        _check_range("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
+        if not 0.0 < self.repetition_penalty < math.inf:
+            message = f"repetition_penalty must be greater than 0, got {self.repetition_penalty}"
+            raise InvalidRequest(message, param="repetition_penalty")
+
+    def _check_token_ids(self) -> None:
+        """Ids that index logits: a negative one would count from the end of the vocabulary."""
+        for token_id in self.stop_token_ids:
+            _check_range("stop_token_ids", token_id, 0, MAX_COUNT)
+        for token_id, bias in self.logit_bias:
+            _check_range("logit_bias", token_id, 0, MAX_COUNT)
+            _check_range("logit_bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
 
     @property
     def is_greedy(self) -> bool:
@@ -91,7 +103,7 @@ class Request:
 
     id: unique in the cluster.
     model: served model name.
-    prompt_token_ids: the prompt, at least one token.
+    prompt_token_ids: the prompt, at least one token; whether an id is in the vocabulary is the gateway's to check.
     sampling: how to choose tokens.
     output_token_ids: tokens already generated, a list a choice, for a run that another worker began.
     deadline_ms: remaining time when the request was sent, None for no limit; never an absolute time.
@@ -113,10 +125,18 @@ class Request:
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
             raise InvalidRequest("prompt must hold at least one token, got none", param="prompt")
-        if self.deadline_ms is not None and self.deadline_ms < 0:
-            raise InvalidRequest(
-                f"deadline_ms must be at least 0, got {self.deadline_ms}", param="deadline_ms"
-            )
+        _check_range("prompt", min(self.prompt_token_ids), 0, MAX_COUNT)
+        _check_range("prompt", max(self.prompt_token_ids), 0, MAX_COUNT)
+        if self.deadline_ms is not None:
+            _check_range("deadline_ms", self.deadline_ms, 0, MAX_DEADLINE_MS)
+        _check_range("priority", self.priority, -MAX_PRIORITY - 1, MAX_PRIORITY)
+        if not self.cache_salt.isascii() and _has_surrogate(self.cache_salt):
+            raise InvalidRequest("cache_salt must be valid Unicode text", param="cache_salt")
+
+
+def _has_surrogate(text: str) -> bool:
+    """Whether a lone surrogate, which JSON can carry, keeps the text from having bytes."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
