@@ -29,7 +29,9 @@ def random_rows(block_format: BlockFormat, num_rows: int, blocks_a_row: int) -> 
 
 
 def bfloat16_bytes(values: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(values.view(np.uint16).reshape(*values.shape, 2)[..., 1]).view(np.uint8)
+    return np.ascontiguousarray(values.view(np.uint16).reshape(*values.shape, 2)[..., 1]).view(
+        np.uint8
+    )
 
 
 @pytest.mark.parametrize("block_format", FORMATS, ids=lambda f: f.name)

@@ -1,0 +1,89 @@
+"""One step's decision as tensors: a flat batch of tokens, no padding a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.step import StepMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """One sequence's part of a step.
+
+    token_ids: tokens to run, at positions `[start, start + len(token_ids))`.
+    start: tokens already computed.
+    block_ids: the sequence's blocks by position, enough for every token up to this step's last.
+    wants_logits: whether the last token's logits are wanted.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    block_ids: Sequence[int]
+    wants_logits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """T tokens of S sequences.
+
+    token_ids, positions: `[T]` int64.
+    metadata: slots, block tables and lengths (see StepMetadata).
+    logits_rows: `[R]` int64, rows of the batch whose logits are wanted.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    metadata: StepMetadata
+    logits_rows: Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.token_ids.shape[0]
+
+
+def build_batch(items: Sequence[BatchItem], block_size: int) -> ForwardBatch:
+    """Lay the items end to end."""
+    query_start = [0]
+    for item in items:
+        query_start.append(query_start[-1] + len(item.token_ids))
+    seq_lens = tuple(item.start + len(item.token_ids) for item in items)
+    block_tables = _block_tables(items, seq_lens, block_size)
+    positions = torch.cat(
+        [torch.arange(item.start, end) for item, end in zip(items, seq_lens, strict=True)]
+    )
+    counts = torch.tensor([len(item.token_ids) for item in items])
+    sequence_of_row = torch.repeat_interleave(torch.arange(len(items)), counts)  # [T]
+    blocks = block_tables[sequence_of_row, positions // block_size].to(torch.int64)
+    wanted = [
+        end - 1 for item, end in zip(items, query_start[1:], strict=True) if item.wants_logits
+    ]
+    return ForwardBatch(
+        token_ids=torch.tensor([token for item in items for token in item.token_ids]),
+        positions=positions,
+        metadata=StepMetadata(
+            slot_mapping=blocks * block_size + positions % block_size,
+            block_tables=block_tables,
+            query_start=tuple(query_start),
+            seq_lens=seq_lens,
+        ),
+        logits_rows=torch.tensor(wanted, dtype=torch.int64),
+    )
+
+
+def _block_tables(items: Sequence[BatchItem], seq_lens: Sequence[int], block_size: int) -> Tensor:
+    """`[S, max_blocks]` int32, each row the blocks that hold the sequence, 0 after them."""
+    counts = [-(-length // block_size) for length in seq_lens]
+    for item, count in zip(items, counts, strict=True):
+        assert len(item.block_ids) >= count, "every token of a step has a block"
+    width = max(counts)
+    rows = [
+        [*item.block_ids[:count], *(0 for _ in range(width - count))]
+        for item, count in zip(items, counts, strict=True)
+    ]
+    return torch.tensor(rows, dtype=torch.int32)

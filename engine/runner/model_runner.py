@@ -1,0 +1,116 @@
+"""Runs steps: one forward of the model over the pool, layer ranges announced while it runs.
+
+Owns no blocks and decides nothing: it reads and writes the blocks it is told to. Only the engine thread calls it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from core.ids import NULL_BLOCK
+from core.kv_layout import KVLayout
+from engine.models.decoder import Model
+from engine.runner.forward_batch import BatchItem, ForwardBatch, build_batch
+from kernels import ops
+from kernels.program import progress
+from kernels.step import StepMetadata
+
+_RATE_TOKENS = (64, 256)
+_RANGES_A_MODEL = 3
+
+
+class Storage(Protocol):
+    """What the runner needs of a pool: its bytes, and its layers as tensors."""
+
+    @property
+    def tensor(self) -> Tensor:
+        """`[num_blocks, block_bytes]` uint8."""
+        ...
+
+    def layer_views(self, group: int) -> list[Tensor]:
+        """For each layer of a group, `[num_blocks, Hkv, 2, block_size, D]` over the same bytes."""
+        ...
+
+
+class ModelRunner:
+    """One model over one pool."""
+
+    def __init__(
+        self, model: Model, layout: KVLayout, storage: Storage, layers_per_range: int = 0
+    ) -> None:
+        """layers_per_range: layers announced together; 0 takes about a third of the model."""
+        self._model, self._layout, self._storage = model, layout, storage
+        self._num_layers = model.config.num_layers
+        self.layers_per_range = layers_per_range or -(-self._num_layers // _RANGES_A_MODEL)
+        self._layer_views = _views_by_layer(layout, storage, self._num_layers)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, each pair (source, destination) in order."""
+        ops.copy_blocks(self._storage.tensor, pairs)
+
+    @torch.inference_mode()
+    def forward(
+        self, batch: ForwardBatch, on_layers: Callable[[int, int], None] | None = None
+    ) -> Tensor:
+        """Logits `[R, vocab]` float32 of the wanted rows.
+
+        on_layers(first, count) is called during the call, on this thread, each time the KV of layers
+        `[first, first + count)` is in the pool: in order, without gaps, once each.
+        """
+        on_mark = None if on_layers is None else self._range_counter(on_layers)
+        with progress.listening(on_mark):
+            hidden = self._model.forward(
+                batch.token_ids, batch.positions, self._layer_views, batch.metadata
+            )
+        if batch.logits_rows.shape[0] != hidden.shape[0]:
+            hidden = hidden.index_select(0, batch.logits_rows)
+        return self._model.logits(hidden)
+
+    def measure_prefill_rate(self) -> float:
+        """Prompt tokens a second, from timed steps that write nowhere; also warms every operation up."""
+        for num_tokens in _RATE_TOKENS:
+            self._timed_step(num_tokens)  # the first run of each shape pays for set-up
+        seconds = min(self._timed_step(_RATE_TOKENS[-1]) for _ in range(2))
+        return _RATE_TOKENS[-1] / seconds
+
+    def _range_counter(self, on_layers: Callable[[int, int], None]) -> Callable[[int], None]:
+        """Turns marks of single layers into ranges."""
+        size, last = self.layers_per_range, self._num_layers - 1
+
+        def on_mark(layer: int) -> None:
+            first = layer // size * size
+            if layer == last or layer + 1 == first + size:
+                on_layers(first, layer + 1 - first)
+
+        return on_mark
+
+    def _timed_step(self, num_tokens: int) -> float:
+        """Seconds of one prompt of `num_tokens`, all of it in the null block."""
+        num_tokens = min(num_tokens, self._model.config.max_position)
+        table = [NULL_BLOCK] * self._layout.num_blocks(num_tokens)
+        batch = build_batch([BatchItem([0] * num_tokens, 0, table, True)], self._layout.block_size)
+        metadata = batch.metadata
+        nowhere = StepMetadata(
+            slot_mapping=torch.full_like(metadata.slot_mapping, -1),
+            block_tables=metadata.block_tables,
+            query_start=metadata.query_start,
+            seq_lens=metadata.seq_lens,
+        )
+        blind = ForwardBatch(batch.token_ids, batch.positions, nowhere, batch.logits_rows)
+        started = time.perf_counter()
+        self.forward(blind)
+        return time.perf_counter() - started
+
+
+def _views_by_layer(layout: KVLayout, storage: Storage, num_layers: int) -> list[Tensor]:
+    """The KV view of every model layer, whichever group it is in."""
+    views: dict[int, Tensor] = {}
+    for number, group in enumerate(layout.groups):
+        views.update(zip(group.layers, storage.layer_views(number), strict=True))
+    assert sorted(views) == list(range(num_layers)), "every layer lies in exactly one group"
+    return [views[layer] for layer in range(num_layers)]

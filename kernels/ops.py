@@ -1,0 +1,94 @@
+"""The operations models are written in: one public function each, tensors in, tensors out.
+
+Which code runs is chosen once a process by `use_backend`; `kernels.reference` is the specification that every other
+backend is tested against. Shapes: T rows (tokens of a step), H hidden, Hq query heads, Hkv KV heads, D head_dim.
+
+A layer's KV view is `[num_blocks, Hkv, 2, block_size, D]` (2: K, V), strided over the byte pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from core.errors import ConfigError
+from kernels import reference
+from kernels.program import progress
+from kernels.step import StepMetadata
+from kernels.weights import Weight
+
+_BACKENDS = {"reference": reference}
+_active = reference
+
+
+def use_backend(name: str) -> None:
+    """Run all operations of this process on the named backend."""
+    global _active
+    if name not in _BACKENDS:
+        known = ", ".join(sorted(_BACKENDS))
+        raise ConfigError(f"kernel backend: {name!r} is unknown; known: {known}")
+    _active = _BACKENDS[name]
+
+
+def embedding(token_ids: Tensor, weight: Weight) -> Tensor:
+    """Rows of a weight `[vocab, H]`: `[T, H]`."""
+    return _active.embedding(token_ids, weight)
+
+
+def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """`hidden / rms(hidden) * weight` over the last dimension, the mean square in float32."""
+    return _active.rms_norm(hidden, weight, epsilon)
+
+
+def add_rms_norm(
+    hidden: Tensor, residual: Tensor, weight: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """(rms_norm(residual + hidden), residual + hidden); the sum may reuse the memory of either."""
+    return _active.add_rms_norm(hidden, residual, weight, epsilon)
+
+
+def linear(inputs: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    """`inputs [T, K] @ weight[N, K]^T + bias`: `[T, N]`."""
+    return _active.linear(inputs, weight, bias)
+
+
+def rope(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate `[T, heads, D]`, element i with element i + D/2; cos and sin are `[T, D/2]`."""
+    return _active.rope(heads, cos, sin)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """`silu(gate) * up` for `gate_up [T, 2 * N]`: `[T, N]`."""
+    return _active.silu_mul(gate_up)
+
+
+def write_kv(key: Tensor, value: Tensor, layer_view: Tensor, metadata: StepMetadata) -> None:
+    """Put each row's K and V (`[T, Hkv, D]`) into its slot; a row with slot -1 is written nowhere."""
+    _active.write_kv(key, value, layer_view, metadata)
+
+
+def paged_attention(
+    query: Tensor,
+    layer_view: Tensor,
+    metadata: StepMetadata,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """Causal attention of `query [T, Hq, D]` over the pool: `[T, Hq, D]`.
+
+    A row at position p sees positions `(p - window, p]`, or `[0, p]` without a window. With a soft cap, scores s
+    become `soft_cap * tanh(s / soft_cap)`. Slots outside what a row sees never reach the result, whatever they hold.
+    """
+    return _active.paged_attention(query, layer_view, metadata, scale, window, soft_cap)
+
+
+def copy_blocks(pool: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+    """Copy whole blocks of a byte pool `[num_blocks, block_bytes]`, each pair (source, destination) in order."""
+    _active.copy_blocks(pool, pairs)
+
+
+def mark(layer: int) -> None:
+    """Say that `layer` of the running step is complete, its KV in the pool (`kernels.program.Progress`)."""
+    progress.mark(layer)

@@ -1,0 +1,39 @@
+"""Normalisation, rotation and activation, row by row."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """See `kernels.ops.rms_norm`."""
+    wide = hidden.float()
+    inverse = wide.square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+    return (wide * inverse).to(hidden.dtype).mul_(weight)
+
+
+def add_rms_norm(
+    hidden: Tensor, residual: Tensor, weight: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """See `kernels.ops.add_rms_norm`."""
+    total = residual.add_(hidden)
+    return rms_norm(total, weight, epsilon), total
+
+
+def rope(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """See `kernels.ops.rope`."""
+    first, second = heads.chunk(2, dim=-1)  # [T, heads, D/2] each
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    rotated = torch.empty_like(heads, memory_format=torch.contiguous_format)
+    out_first, out_second = rotated.chunk(2, dim=-1)
+    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=out_second).addcmul_(first, sin)
+    return rotated
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """See `kernels.ops.silu_mul`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
