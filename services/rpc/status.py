@@ -81,7 +81,8 @@ def error_of_status(error: grpc.aio.AioRpcError, peer: str) -> ServeError:
     """The error behind a failed call to `peer`: the one that peer named, or WorkerLostError when it
     named none.
     """
-    metadata = dict(error.trailing_metadata() or ())
+    # Metadata iterates over pairs, yet has keys(): dict() alone would take it for a mapping.
+    metadata = dict(list(error.trailing_metadata() or ()))
     kind = metadata.get(KIND_KEY)
     message = error.details() or error.code().name
     if kind is None:
