@@ -13,10 +13,11 @@ class TransferConfig:
 
     worker_name: how this side names itself in the handshake, for the peer's messages and ours.
     data_host: address that the data endpoint listens on.
-    link_rate_bytes_s: limit of what this worker sends over all data links, 0 for none (`--link-rate`).
+    link_rate_bytes_s: limit of what this worker sends over all data links, 0 for none
+        (`--link-rate`).
     socket_buffer_bytes: asked of the kernel for each direction of a data connection.
-    max_connect_failures: failures of a peer's connection in a row, without one answer between, before its sessions
-        fail.
+    max_connect_failures: failures of a peer's connection in a row, without one answer between,
+        before its sessions fail.
     connect_timeout_s: how long one attempt to connect and shake hands may take.
     reconnect_delay_s: pause after the first failure; doubles with each further one.
     """

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class TransferCounters:
-    """Counters since the start (`*_total`) and gauges as of now. A reader may see a value one event old.
+    """Counters since the start (`*_total`) and gauges as of now. A reader may see a value one event
+    old.
 
     sent_bytes_total, received_bytes_total: payload bytes over the wire, scratch included.
-    sent_runs_total, admitted_runs_total: runs wholly sent; runs that became part of a session's coverage.
-    late_runs_total: runs that went to scratch because their session had ended or its permit was gone.
+    sent_runs_total, admitted_runs_total: runs wholly sent; runs that became part of a session's
+        coverage.
+    late_runs_total: runs that went to scratch because their session had ended or its permit was
+        gone.
     duplicate_runs_total: runs that went to scratch because coverage had them already.
     checksum_errors_total: runs whose bytes were not those that were announced.
     refused_connections_total: connections closed because the peer showed no right to write.

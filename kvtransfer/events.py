@@ -1,8 +1,9 @@
 """What movers tell the engine thread.
 
-Movers never change a block's state: they post one of these, and the engine thread acts on it. Events of one session
-attempt are posted in the order in which they happened; an event may still be in the inbox when its session has been
-forgotten or closed, so the engine ignores events of sessions that it does not know.
+Movers never change a block's state: they post one of these, and the engine thread acts on it.
+Events of one session attempt are posted in the order in which they happened; an event may still be
+in the inbox when its session has been forgotten or closed, so the engine ignores events of sessions
+that it does not know.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from core.ids import BlockId, SessionId
 
 @dataclass(frozen=True, slots=True)
 class RunAdmitted:
-    """D: layers `[first_layer, first_layer + num_layers)` of one block are in the pool, whole and verified.
+    """D: layers `[first_layer, first_layer + num_layers)` of one block are in the pool, whole and
+    verified.
 
     The first one of a block is the moment for `BlockLife.begin_fill`.
     """
@@ -31,7 +33,9 @@ class RunAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class SessionComplete:
-    """D: coverage of the session is complete; every byte is in the pool and verified. Posted once an attempt."""
+    """D: coverage of the session is complete; every byte is in the pool and verified. Posted once
+    an attempt.
+    """
 
     session: SessionId
     attempt: int
@@ -46,7 +50,9 @@ class WriterLeft:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveFailed:
-    """D: this attempt can never complete (checksum or protocol). Posted once; nothing of it is admitted after."""
+    """D: this attempt can never complete (checksum or protocol). Posted once; nothing of it is
+    admitted after.
+    """
 
     session: SessionId
     attempt: int
@@ -77,7 +83,8 @@ class SendFailed:
 
 @dataclass(frozen=True, slots=True)
 class SessionDrained:
-    """P: the answer to `close_session`: no byte of this attempt is read from the pool any more. Posted once.
+    """P: the answer to `close_session`: no byte of this attempt is read from the pool any more.
+    Posted once.
 
     Comes soon, whatever D does: it waits for the mover thread, never for the peer.
     """
@@ -97,4 +104,6 @@ MoverEvent = (
 )
 
 PostEvent = Callable[[MoverEvent], None]
-"""Puts an event into the engine thread's inbox. Called on mover threads; must not block and must not raise."""
+"""Puts an event into the engine thread's inbox. Called on mover threads; must not block and must
+not raise.
+"""

@@ -1,7 +1,7 @@
 """One request's KV on its way, as either side states it to its transport.
 
-A session is named by (session, attempt): the next prefill candidate is a new attempt with a permit, a secret and a
-coverage of its own, so that nothing of an earlier one can reach it.
+A session is named by (session, attempt): the next prefill candidate is a new attempt with a permit,
+a secret and a coverage of its own, so that nothing of an earlier one can reach it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from core.blocks import Permit
 from core.ids import BlockId, SessionId
 
 SECRET_BYTES = 32
-"""Length of a session's secret: drawn by D, sent to P over the control connection, shown by P on the data connection."""
+"""Length of a session's secret: drawn by D, sent to P over the control connection, shown by P on
+the data connection.
+"""
 
 SessionKey = tuple[SessionId, int]
 """A session's id and its attempt: what names a session inside this package."""
@@ -24,7 +26,8 @@ class Destination(NamedTuple):
 
     position: the block's place in the sequence.
     block: the physical block; its generation is fenced by the session's permit.
-    valid_slots: slots that the sequence fills in it; less than the block size for the last one only.
+    valid_slots: slots that the sequence fills in it; less than the block size for the last one
+        only.
     """
 
     position: int

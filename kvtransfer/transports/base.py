@@ -3,19 +3,23 @@
 D (Receiver):
     life.grant -> expect(session) ... RunAdmitted ... SessionComplete
     at completion, abort and before a new attempt, on the engine thread, in this order:
-        receiver.forget(session, attempt); life.revoke(permit); life.abort(block) for what is given up
-    A write is a slice of at most MAX_SLICE_BYTES, inside the block's writer count. `forget` does not wait for a slice
-    that is inside already: `life.abort` then answers QUARANTINED, and WriterLeft(block) follows. A block that was
+        receiver.forget(session, attempt); life.revoke(permit); life.abort(block) for what is given
+        up
+    A write is a slice of at most MAX_SLICE_BYTES, inside the block's writer count. `forget` does
+    not wait for a slice
+    that is inside already: `life.abort` then answers QUARANTINED, and WriterLeft(block) follows. A
+        block that was
     aborted to FREE has no writer and gets none.
 
 P (Sender):
     open(session) -> push ... BlockAcknowledged ... -> close_session -> SessionDrained
-    Bytes are read from the pool on the mover thread, at any time between `push` and the block's BlockAcknowledged or
-    the session's SessionDrained (a lost connection makes runs be sent again). So a pushed block must stay pinned and
-    its sent layers unchanged until one of the two has been posted, or `Sender.close` has returned.
+    Bytes are read from the pool on the mover thread, at any time between `push` and the block's
+    BlockAcknowledged or the session's SessionDrained (a lost connection makes runs be sent again).
+    So a pushed block must stay pinned and its sent layers unchanged until one of the two has been
+    posted, or `Sender.close` has returned.
 
-All methods belong to the engine thread and none of them waits for a peer. `post` is called on mover threads, and on
-the engine thread from inside `expect`, when nothing is lacking.
+All methods belong to the engine thread and none of them waits for a peer. `post` is called on mover
+threads, and on the engine thread from inside `expect`, when nothing is lacking.
 """
 
 from __future__ import annotations
@@ -50,11 +54,14 @@ class Receiver(Protocol):
         ...
 
     def expect(self, session: ReceiveSession) -> None:
-        """Let runs of this session in from now on. Posts SessionComplete at once when nothing is lacking."""
+        """Let runs of this session in from now on. Posts SessionComplete at once when nothing is
+        lacking.
+        """
         ...
 
     def forget(self, session: SessionId, attempt: int) -> None:
-        """From the return on, no write of it begins, nothing of it is admitted, no event of it is posted. Idempotent.
+        """From the return on, no write of it begins, nothing of it is admitted, no event of it is
+        posted. Idempotent.
 
         Runs of it that come later go to scratch, are counted, and are answered "refused".
         """
@@ -91,14 +98,18 @@ class Sender(Protocol):
         first_layer: int,
         num_layers: int,
     ) -> None:
-        """Enqueue layers `[first_layer, first_layer + num_layers)` of these blocks; returns at once, copies nothing.
+        """Enqueue layers `[first_layer, first_layer + num_layers)` of these blocks; returns at
+        once, copies nothing.
 
-        A layer of a block is pushed when all its valid slots are written. Ignored for a session that has failed.
+        A layer of a block is pushed when all its valid slots are written. Ignored for a session
+        that has failed.
         """
         ...
 
     def close_session(self, session: SessionId, attempt: int) -> None:
-        """End a session: what is queued is dropped, SessionDrained follows. Ignored when it is not open."""
+        """End a session: what is queued is dropped, SessionDrained follows. Ignored when it is not
+        open.
+        """
         ...
 
     def close(self) -> None:

@@ -1,0 +1,329 @@
+"""D's rules, the same for every transport: who may write, where, and what counts as arrived.
+
+Life of an incoming run:
+
+    begin --every byte lacking, session live--> writing  --last byte, checksum right--> admitted
+    begin --covered already-------------------> draining --last byte--> answered as admitted
+    begin --session ended---------------------> draining --last byte--> answered as refused
+    writing --session or permit ended---------> draining
+    writing --the same range begun elsewhere--> draining: the newer of two connections writes
+    any --connection lost---------------------> abandoned: nothing of it counts
+
+A slice is written between `IncomingRun.next_slice`, which enters the block, and
+`IncomingRun.wrote`, which leaves it. Whether a session still stands is looked at and the block
+entered in one critical section, which `forget` shares: after `forget` no slice begins, nothing is
+admitted and no event of the session is posted. A slice that is inside goes on to its end, counted
+by the block's life.
+
+`expect` and `forget` belong to the engine thread, the rest to one mover thread.
+"""
+
+from __future__ import annotations
+
+import hmac
+import threading
+from collections import OrderedDict
+from enum import Enum, auto
+
+from crc32c import crc32c
+
+from core.blocks import BlockLife
+from core.errors import ChecksumMismatch, TransferError
+from core.ids import BlockId, SessionId
+from core.kv_layout import KVLayout
+from kvtransfer.counters import TransferCounters
+from kvtransfer.coverage import Coverage
+from kvtransfer.events import PostEvent, ReceiveFailed, RunAdmitted, SessionComplete, WriterLeft
+from kvtransfer.session import ReceiveSession, SessionKey
+from kvtransfer.transports.base import MAX_SLICE_BYTES
+from kvtransfer.transports.runs import RunAnswer, RunHeader, check_header
+
+MAX_ENDED_SESSIONS = 4096
+"""Ended sessions whose secret is remembered, so that a late peer is told from a stranger."""
+
+
+class OpenOutcome(Enum):
+    """What becomes of a peer that shows a secret for a session."""
+
+    ACCEPTED = auto()
+    ENDED = auto()
+    STRANGER = auto()
+
+
+class _Fate(Enum):
+    WRITING = auto()
+    COVERED = auto()
+    LATE = auto()
+
+
+class _LiveSession:
+    """An expected session: where its blocks are, what has arrived, who writes."""
+
+    __slots__ = ("blocks", "coverage", "is_failed", "session", "writing")
+
+    def __init__(self, session: ReceiveSession, layout: KVLayout) -> None:
+        self.session = session
+        self.coverage = Coverage(
+            [{d.position: d.valid_slots for d in group} for group in session.destinations],
+            [len(group.layers) for group in layout.groups],
+        )
+        self.blocks: dict[tuple[int, int], BlockId] = {
+            (index, destination.position): destination.block
+            for index, group in enumerate(session.destinations)
+            for destination in group
+        }
+        self.writing: list[IncomingRun] = []
+        self.is_failed = False
+
+
+class Intake:
+    """The sessions that one receiver expects, and the only way into their blocks."""
+
+    def __init__(
+        self,
+        life: BlockLife,
+        pool: memoryview,
+        layout: KVLayout,
+        post: PostEvent,
+        counters: TransferCounters,
+    ) -> None:
+        self.layout = layout
+        self.life = life
+        self.pool = pool
+        self.counters = counters
+        self.scratch = memoryview(bytearray(MAX_SLICE_BYTES))
+        self._post = post
+        self._lock = threading.Lock()
+        self._live: dict[SessionKey, _LiveSession] = {}
+        self._ended: OrderedDict[SessionKey, bytes] = OrderedDict()
+
+    # ---- engine thread
+
+    def expect(self, session: ReceiveSession) -> None:
+        """Let runs of this session in; complete at once when it lacks nothing."""
+        live = _LiveSession(session, self.layout)
+        with self._lock:
+            assert session.key not in self._live, f"session {session.key} is expected already"
+            self._live[session.key] = live
+            if live.coverage.is_complete:
+                self._post(SessionComplete(session.session, session.attempt))
+
+    def forget(self, session: SessionId, attempt: int) -> None:
+        """End a session; see the module's promise. Idempotent."""
+        with self._lock:
+            live = self._live.pop((session, attempt), None)
+            if live is not None:
+                self._ended[live.session.key] = live.session.secret
+                while len(self._ended) > MAX_ENDED_SESSIONS:
+                    self._ended.popitem(last=False)
+
+    # ---- mover thread
+
+    def close(self) -> None:
+        """Let go of the pool's memory. No run may be under way."""
+        self.pool = memoryview(b"")
+
+    def open(self, key: SessionKey, secret: bytes) -> OpenOutcome:
+        """Whether a peer that shows this secret may send runs of the session."""
+        with self._lock:
+            live = self._live.get(key)
+            known = live.session.secret if live else self._ended.get(key)
+            is_failed = live is None or live.is_failed
+        if known is None or not hmac.compare_digest(known, secret):
+            return OpenOutcome.STRANGER
+        return OpenOutcome.ENDED if is_failed else OpenOutcome.ACCEPTED
+
+    def begin(self, header: RunHeader, *, is_opened: bool) -> IncomingRun:
+        """Take up a run; it goes to scratch unless this peer has opened its session.
+
+        Raises TransferError when the header fits no plan; the session has failed then, and the
+        connection with its bytes of unknown length has to be closed.
+        """
+        with self._lock:
+            live = self._live.get(header.key) if is_opened else None
+            try:
+                check_header(header, self.layout)
+            except TransferError as error:
+                if live is not None:
+                    self._fail(live, error)
+                raise
+            return self._begin(header, live)
+
+    def _begin(self, header: RunHeader, live: _LiveSession | None) -> IncomingRun:
+        if live is None or live.is_failed:
+            return IncomingRun(self, header, None, [], _Fate.LATE)
+        parts = live.coverage.lacking_layers(*_range(header))
+        run = IncomingRun(self, header, live, parts, _Fate.WRITING if parts else _Fate.COVERED)
+        rivals = [other for other in live.writing if other.overlaps(run)]
+        if any(other.is_inside for other in rivals):
+            run.fate = _Fate.COVERED  # never two writers at a time: the one inside goes on
+            return run
+        for other in rivals:
+            other.fate = _Fate.COVERED
+            live.writing.remove(other)
+        if run.fate is _Fate.WRITING:
+            live.writing.append(run)
+        return run
+
+    def enter(self, run: IncomingRun) -> bool:
+        """Let a run into its block for one slice; False when it has lost the right to write."""
+        with self._lock:
+            live = run.live
+            if run.fate is not _Fate.WRITING or live is None or not self._stands(live):
+                return False
+            run.is_inside = self.life.enter(live.session.permit, run.block)
+            return run.is_inside
+
+    def leave(self, run: IncomingRun) -> None:
+        """Let a run out of its block."""
+        with self._lock:
+            run.is_inside = False
+            if self.life.leave(run.block):
+                self._post(WriterLeft(run.block))
+
+    def abandon(self, run: IncomingRun) -> None:
+        """Nothing more of this run will come, and nothing of it counts."""
+        with self._lock:
+            self._release(run)
+
+    def finish(self, run: IncomingRun) -> RunAnswer | None:
+        """All bytes of a run have come; the answer, or None when another run answers for it."""
+        header, live = run.header, run.live
+        with self._lock:
+            self._release(run)
+            if live is None or not self._stands(live) or run.fate is _Fate.LATE:
+                self.counters.late_runs_total += 1
+                return RunAnswer(header.number, False)
+            if run.fate is _Fate.COVERED:
+                self.counters.duplicate_runs_total += 1
+                is_covered = not live.coverage.lacking_layers(*_range(header))
+                return RunAnswer(header.number, True) if is_covered else None
+            if run.checksum != header.checksum:
+                self._fail_checksum(live, run)
+                return RunAnswer(header.number, False)
+            self._admit(live, header)
+            return RunAnswer(header.number, True)
+
+    def _stands(self, live: _LiveSession) -> bool:
+        return not live.is_failed and self._live.get(live.session.key) is live
+
+    def _release(self, run: IncomingRun) -> None:
+        assert not run.is_inside, "a run is let go between slices only"
+        if run.live is not None and run in run.live.writing:
+            run.live.writing.remove(run)
+
+    def _admit(self, live: _LiveSession, header: RunHeader) -> None:
+        live.coverage.admit(*_range(header))
+        self.counters.admitted_runs_total += 1
+        session, attempt = header.key
+        _, group, position, first_layer, num_layers = header[2:7]
+        self._post(RunAdmitted(session, attempt, group, position, first_layer, num_layers))
+        if live.coverage.is_complete:
+            self._post(SessionComplete(session, attempt))
+
+    def _fail_checksum(self, live: _LiveSession, run: IncomingRun) -> None:
+        self.counters.checksum_errors_total += 1
+        header = run.header
+        message = (
+            f"run of block position {header.position}, layers from {header.first_layer}: "
+            f"CRC-32C announced {header.checksum:#010x}, received {run.checksum:#010x}"
+        )
+        self._fail(live, ChecksumMismatch(message))
+
+    def _fail(self, live: _LiveSession, error: TransferError) -> None:
+        if not live.is_failed:
+            live.is_failed = True
+            self._post(ReceiveFailed(live.session.session, live.session.attempt, error))
+
+
+class IncomingRun:
+    """One run on its way in. Its bytes go, in order, where `next_slice` says."""
+
+    __slots__ = (
+        "_base_bytes", "_intake", "_parts", "_slice", "block", "checksum", "fate", "header",
+        "is_inside", "live", "offset_bytes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        intake: Intake,
+        header: RunHeader,
+        live: _LiveSession | None,
+        parts: list[tuple[int, int]],
+        fate: _Fate,
+    ) -> None:
+        self.header = header
+        self.live = live
+        self.fate = fate
+        self.is_inside = False
+        self.offset_bytes = 0
+        self.checksum = 0
+        self._intake = intake
+        self._slice = intake.scratch[:0]
+        layout = intake.layout
+        self.block = BlockId(0)
+        self._base_bytes = 0
+        # half-open byte ranges of the payload that go into the pool; the rest goes to scratch
+        self._parts: list[tuple[int, int]] = []
+        if parts and live is not None:
+            self.block = live.blocks[header.group, header.position]
+            run = layout.layer_run(header.group, header.first_layer, header.num_layers)
+            self._base_bytes = self.block * layout.block_bytes + run.offset_bytes
+            layer_bytes = run.num_bytes // header.num_layers
+            for first, count in parts:
+                start = (first - header.first_layer) * layer_bytes
+                self._parts.append((start, start + count * layer_bytes))
+
+    @property
+    def num_bytes_left(self) -> int:
+        """Payload bytes that are still to come."""
+        return self.header.num_bytes - self.offset_bytes
+
+    def overlaps(self, other: IncomingRun) -> bool:
+        """Whether both runs carry some layer of the same block."""
+        ours, theirs = self.header, other.header
+        return (ours.group, ours.position) == (theirs.group, theirs.position) and (
+            ours.first_layer < theirs.first_layer + theirs.num_layers
+            and theirs.first_layer < ours.first_layer + ours.num_layers
+        )
+
+    def next_slice(self) -> memoryview:
+        """Where the next bytes go, at most MAX_SLICE_BYTES; `wrote` must follow before anything."""
+        start = self.offset_bytes
+        end, is_pool = self._stretch(start)
+        if is_pool and not self._intake.enter(self):
+            if self.fate is _Fate.WRITING:
+                self.fate = _Fate.LATE
+            end, is_pool = self.header.num_bytes, False
+        size = min(end - start, MAX_SLICE_BYTES)
+        if is_pool:
+            place = self._base_bytes + start
+            self._slice = self._intake.pool[place : place + size]
+        else:
+            self._slice = self._intake.scratch[:size]
+        return self._slice
+
+    def wrote(self, num_bytes: int) -> None:
+        """The transport has put this many bytes into the slice (none, when nothing had come)."""
+        if num_bytes:
+            if self.fate is _Fate.WRITING:
+                self.checksum = crc32c(self._slice[:num_bytes], self.checksum)
+            self.offset_bytes += num_bytes
+            self._intake.counters.received_bytes_total += num_bytes
+        if self.is_inside:
+            self._intake.leave(self)
+
+    def _stretch(self, start: int) -> tuple[int, bool]:
+        """The end of the stretch of bytes that begins at `start`, and whether it is for the pool."""
+        if self.fate is _Fate.WRITING:
+            for first, end in self._parts:
+                if start < first:
+                    return first, False
+                if start < end:
+                    return end, True
+        return self.header.num_bytes, False
+
+
+def _range(header: RunHeader) -> tuple[int, int, int, int, int]:
+    """Group, position, first layer, number of layers, valid slots: a range of coverage."""
+    return header[3:8]

@@ -1,0 +1,1 @@
+"""Runs over data connections of our own: one a (P, D) pair, shared by sessions."""

@@ -1,0 +1,136 @@
+"""What goes over a data connection. All integers little-endian.
+
+Sender to receiver, frames of FRAME_BYTES each; a RUN frame is followed by its payload:
+
+    HELLO  magic, protocol version, name          first, and only once
+    OPEN   session, attempt, secret               before the first run of a session
+    RUN    the fields of RunHeader                its payload follows
+
+Receiver to sender: a HELLO frame, then answers of ANSWER_BYTES each, to an OPEN or to a RUN.
+
+A sender waits for HELLO before its first OPEN, and for the answer to its first OPEN before it sends
+more; then nothing waits. A receiver believes no length: `runs.check_header`.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+from core.errors import TransferError
+from core.ids import SessionId
+from kvtransfer.session import SECRET_BYTES, SessionKey
+from kvtransfer.transports.runs import RunHeader
+
+MAGIC = b"BATONKV\0"
+PROTOCOL_VERSION = 1
+"""Version of everything in this module; peers one apart serve together."""
+
+FRAME_BYTES = 64
+ANSWER_BYTES = 24
+
+_HELLO = struct.Struct("<8sHH52s")
+_OPEN = struct.Struct(f"<B7xQI12x{SECRET_BYTES}s")
+_RUN = struct.Struct("<BxHHHQIIHHIIQQ12x")
+_ANSWER = struct.Struct("<BBxxIQQ")
+assert {_HELLO.size, _OPEN.size, _RUN.size} == {FRAME_BYTES}
+assert _ANSWER.size == ANSWER_BYTES
+
+
+class FrameKind(IntEnum):
+    """First byte of a frame after HELLO, and of an answer."""
+
+    OPEN = 1
+    RUN = 2
+
+
+class Hello(NamedTuple):
+    """How a side introduces itself."""
+
+    version: int
+    name: str
+
+
+class Answer(NamedTuple):
+    """What a receiver says to an OPEN (number 0) or to a RUN."""
+
+    kind: FrameKind
+    is_accepted: bool
+    key: SessionKey
+    number: int
+
+
+def pack_hello(hello: Hello) -> bytes:
+    """A HELLO frame; a long name is cut."""
+    return _HELLO.pack(MAGIC, hello.version, 0, hello.name.encode()[:52])
+
+
+def parse_hello(frame: bytes | bytearray) -> Hello:
+    """The peer's introduction; TransferError when it speaks something else."""
+    magic, version, _, name = _HELLO.unpack(frame)
+    if magic != MAGIC:
+        raise TransferError(f"peer does not speak this protocol: it begins with {magic!r}")
+    return Hello(version, name.rstrip(b"\0").decode(errors="replace"))
+
+
+def check_versions(ours: Hello, theirs: Hello) -> None:
+    """Raise unless both sides are at most one version apart; names both."""
+    if abs(ours.version - theirs.version) > 1:
+        raise TransferError(
+            f"data protocol: {theirs.name or 'peer'} speaks version {theirs.version}, "
+            f"{ours.name or 'this side'} speaks {ours.version}; at most one apart is served"
+        )
+
+
+def pack_open(key: SessionKey, secret: bytes) -> bytes:
+    """An OPEN frame."""
+    return _OPEN.pack(FrameKind.OPEN, *key, secret)
+
+
+def parse_open(frame: bytes | bytearray) -> tuple[SessionKey, bytes]:
+    """Session and secret of an OPEN frame."""
+    _, session, attempt, secret = _OPEN.unpack(frame)
+    return (SessionId(session), attempt), secret
+
+
+def pack_run(header: RunHeader) -> bytes:
+    """A RUN frame."""
+    session, attempt, rank, group, position, first, count, slots, size, checksum, number = header
+    return _RUN.pack(
+        FrameKind.RUN, rank, group, 0, session, attempt, position, first, count, slots, checksum,
+        size, number,
+    )  # fmt: skip
+
+
+def parse_run(frame: bytes | bytearray) -> RunHeader:
+    """Header of a RUN frame; nothing in it is checked yet."""
+    _, rank, group, _, session, attempt, position, first, count, slots, checksum, size, number = (
+        _RUN.unpack(frame)
+    )
+    return RunHeader(
+        SessionId(session), attempt, rank, group, position, first, count, slots, size, checksum,
+        number,
+    )  # fmt: skip
+
+
+def pack_answer(answer: Answer) -> bytes:
+    """One answer."""
+    return _ANSWER.pack(
+        answer.kind, answer.is_accepted, answer.key[1], answer.key[0], answer.number
+    )
+
+
+def parse_answers(buffer: memoryview) -> list[Answer]:
+    """All answers of a buffer whose length is a multiple of ANSWER_BYTES."""
+    return [
+        Answer(_answer_kind(kind), bool(accepted), (SessionId(session), attempt), number)
+        for kind, accepted, attempt, session, number in _ANSWER.iter_unpack(buffer)
+    ]
+
+
+def _answer_kind(value: int) -> FrameKind:
+    try:
+        return FrameKind(value)
+    except ValueError:
+        raise TransferError(f"peer sent an answer of unknown kind {value}") from None
