@@ -53,7 +53,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     block_size: int = 16
     max_model_len: int = 0
-    max_num_seqs: int = 256
+    max_num_seqs: int = 128
     max_num_batched_tokens: int = 0
     num_blocks: int = 0
     kv_cache_memory_bytes: int = 1 << 30

@@ -1,0 +1,162 @@
+"""One engine put together from its config: model, pool, scheduler, movers.
+
+Owns the order of start: the model first, since its shapes decide the pool; the pool before the movers, which write into
+it; the word that all is ready last.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+import torch
+
+from core.block_hash import HashRoot
+from core.blocks import BlockLife
+from core.errors import ConfigError
+from core.ids import Epoch
+from core.kv_identity import KVIdentity
+from core.kv_layout import KVLayout
+from core.worker_info import WorkerRates
+from engine.channel import Inbox
+from engine.config import HOST_MAX_STEP_TOKENS, HOST_MIN_STEP_TOKENS, EngineConfig
+from engine.core import EngineCore
+from engine.kvcache.block_pool import BlockPool
+from engine.kvcache.storage import PoolStorage, allocate_pool
+from engine.loading.load import LoadedModel, load_model
+from engine.loading.sources import resolve_source
+from engine.messages import EngineProgress, EngineReady, ToFront, TransportOffer
+from engine.runner.model_runner import ModelRunner
+from engine.sampler.sampler import Sampler
+from engine.scheduler.config import SchedulerConfig
+from engine.scheduler.scheduler import Scheduler
+from kvtransfer.config import TransferConfig
+from kvtransfer.transports.tcp import TcpReceiver, TcpSender
+
+_EPOCH_BITS = 63
+_STEP_SECONDS = 0.2
+
+
+def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]) -> EngineCore:
+    """Load and allocate everything, send EngineReady, and return an engine that is ready to run.
+
+    Raises ConfigError and ModelLoadError, each with one sentence.
+    """
+    torch.set_num_threads(config.num_threads)
+    send(EngineProgress(f"loading {config.model}"))
+    model = load_model(
+        resolve_source(config.model, config.revision), config.dtype, config.weight_format
+    )
+    max_model_len = _max_model_len(config, model)
+    layout = KVLayout(config.block_size, model.config.kv_groups(_kv_dtype(config)))
+    num_blocks = _num_blocks(config, layout, max_model_len)
+    send(EngineProgress(f"allocating {num_blocks} blocks of {layout.block_bytes} bytes"))
+    storage = allocate_pool(layout, num_blocks)
+    life = BlockLife(num_blocks)
+    pool = BlockPool(life)
+    runner = ModelRunner(model.model, layout, storage, config.layers_per_range)
+    send(EngineProgress("measuring the prefill rate"))
+    rate = runner.measure_prefill_rate()
+    budget = config.max_num_batched_tokens or _step_budget(rate, config.max_num_seqs)
+    identity = _identity(config, model)
+    root = HashRoot.of(
+        identity,
+        algorithm=config.prefix_caching_hash_algo,
+        lossy_settings=(f"kv_dtype={_kv_dtype(config)}",),
+    )
+    scheduler = Scheduler(
+        SchedulerConfig(
+            block_size=config.block_size,
+            max_num_batched_tokens=budget,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=max_model_len,
+            eos_token_ids=frozenset(model.eos_token_ids),
+            vocab_size=model.config.vocab_size,
+            policy=config.scheduling_policy,
+            hash_root=root if config.enable_prefix_caching else None,
+        ),
+        pool,
+    )
+    receiver, sender = _movers(config, life, storage, layout, inbox)
+    core = EngineCore(
+        config=config,
+        inbox=inbox,
+        send=send,
+        identity=identity,
+        layout=layout,
+        scheduler=scheduler,
+        pool=pool,
+        storage=storage,
+        runner=runner,
+        sampler=Sampler(),
+        eos_token_ids=frozenset(model.eos_token_ids),
+        receiver=receiver,
+        sender=sender,
+    )
+    send(
+        EngineReady(
+            epoch=Epoch(secrets.randbits(_EPOCH_BITS)),
+            identity=identity,
+            layout=layout,
+            hash_root=root,
+            num_blocks=pool.num_usable,
+            max_model_len=max_model_len,
+            transports=[TransportOffer(receiver.kind, receiver.addresses)],
+            bundle=model.bundle,
+            rates=WorkerRates(prefill_tokens_per_s=rate),
+        )
+    )
+    return core
+
+
+def _movers(
+    config: EngineConfig, life: BlockLife, storage: PoolStorage, layout: KVLayout, inbox: Inbox
+) -> tuple[TcpReceiver, TcpSender]:
+    transfer = TransferConfig(
+        data_host=config.data_host, link_rate_bytes_s=config.link_rate_bytes_s
+    )
+    receiver = TcpReceiver(life, storage.buffer, layout, inbox.post, transfer)
+    return receiver, TcpSender(storage.buffer, layout, inbox.post, transfer)
+
+
+def _kv_dtype(config: EngineConfig) -> str:
+    return config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+
+
+def _identity(config: EngineConfig, model: LoadedModel) -> KVIdentity:
+    return KVIdentity(
+        model_digest=model.model_digest,
+        weight_format=model.weight_format,
+        activation_dtype=config.dtype,
+        adapter_digest="",
+        group_shapes=model.config.group_shapes(),
+    )
+
+
+def _max_model_len(config: EngineConfig, model: LoadedModel) -> int:
+    limit = model.config.max_position
+    if config.max_model_len > limit:
+        raise ConfigError(
+            f"--max-model-len: {config.max_model_len} exceeds the model's own limit of {limit}"
+        )
+    return config.max_model_len or limit
+
+
+def _num_blocks(config: EngineConfig, layout: KVLayout, max_model_len: int) -> int:
+    """Blocks of the pool, the null block included; at least one longest request must fit."""
+    usable = config.num_blocks or config.kv_cache_memory_bytes // layout.block_bytes
+    needed = layout.num_blocks(max_model_len)
+    if usable < needed:
+        raise ConfigError(
+            f"the KV pool holds {usable * config.block_size} tokens, less than one request of "
+            f"--max-model-len ({max_model_len}); raise --kv-cache-memory-bytes to "
+            f"{needed * layout.block_bytes} or lower --max-model-len"
+        )
+    return usable + 1
+
+
+def _step_budget(prefill_tokens_per_s: float, max_num_seqs: int) -> int:
+    """Tokens that the measured rate does in 200 ms, so that nothing else waits longer for a step."""
+    budget = int(prefill_tokens_per_s * _STEP_SECONDS)
+    budget = min(max(budget, HOST_MIN_STEP_TOKENS), HOST_MAX_STEP_TOKENS)
+    return max(budget, max_num_seqs)

@@ -1,0 +1,273 @@
+"""The engine's loop: hear, plan, run, tell.
+
+One thread decides everything: messages from the front and events from movers come through one inbox, a step runs to
+its end between two looks into it. Promises: every accepted request ends in a finish reason or a named error; one
+StepDone a step carries all its tokens and cache events, in order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+from core.errors import ServeError
+from core.ids import RequestId
+from core.kv_identity import KVIdentity
+from core.kv_layout import KVLayout
+from engine.channel import Inbox, InboxItem, monotonic_ms
+from engine.config import EngineConfig
+from engine.kvcache.block_pool import BlockPool
+from engine.kvcache.storage import PoolStorage
+from engine.messages import (
+    AbortRequest,
+    AddPrefill,
+    AddRequest,
+    EngineStopped,
+    PrefillAnnounced,
+    PrefillAnswered,
+    PrefillDeclined,
+    PrefillEnded,
+    PrefillGranted,
+    PrefillLost,
+    PrefillRenewed,
+    PrefillRoom,
+    ResetPrefixCache,
+    Shutdown,
+    SnapshotTaken,
+    TakeSnapshot,
+    ToFront,
+)
+from engine.outbox import Outbox
+from engine.remote.decode_side import DecodeSide
+from engine.remote.prefill_side import PrefillSide
+from engine.remote.timeline import Timeline
+from engine.report import Reporter
+from engine.runner.forward_batch import BatchItem, build_batch
+from engine.runner.model_runner import ModelRunner
+from engine.sampler.build import build_rows
+from engine.sampler.sampler import Sampler
+from engine.scheduler.output import SchedulerOutput, SequenceUpdate
+from engine.scheduler.scheduler import Scheduler
+from engine.sequence import Sequence, start_sequences
+from kvtransfer.events import (
+    BlockAcknowledged,
+    ReceiveFailed,
+    RunAdmitted,
+    SendFailed,
+    SessionComplete,
+    SessionDrained,
+    WriterLeft,
+)
+from kvtransfer.transports.base import Receiver, Sender
+
+_IDLE_WAIT_S = 0.25
+
+
+class EngineCore:
+    """Port of one engine: items in through the inbox, messages out through `send`."""
+
+    def __init__(
+        self,
+        *,
+        config: EngineConfig,
+        inbox: Inbox,
+        send: Callable[[ToFront], None],
+        identity: KVIdentity,
+        layout: KVLayout,
+        scheduler: Scheduler,
+        pool: BlockPool,
+        storage: PoolStorage,
+        runner: ModelRunner,
+        sampler: Sampler,
+        eos_token_ids: frozenset[int],
+        receiver: Receiver,
+        sender: Sender,
+    ) -> None:
+        self._config = config
+        self._inbox = inbox
+        self._send = send
+        self._scheduler = scheduler
+        self._pool = pool
+        self._storage = storage
+        self._runner = runner
+        self._sampler = sampler
+        self._eos_token_ids = eos_token_ids
+        self._receiver = receiver
+        self._sender = sender
+        self._outbox = Outbox()
+        self._deadlines: list[tuple[float, RequestId]] = []
+        self._stop_at_ms: float | None = None
+        self._decode_side = DecodeSide(config, layout, scheduler, pool, receiver, send, self._relay)
+        self._prefill_side = PrefillSide(scheduler, sender, send, identity, layout)
+        self._reporter = Reporter(
+            scheduler, pool, self._decode_side, self._prefill_side, receiver, sender
+        )
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            AddRequest: self._add_request,
+            AbortRequest: lambda m: self._abort(m.request_id),
+            AddPrefill: self._add_prefill,
+            PrefillAnnounced: self._decode_side.announced,
+            PrefillAnswered: self._decode_side.answered,
+            PrefillLost: self._decode_side.lost,
+            PrefillGranted: self._prefill_side.granted,
+            PrefillDeclined: self._prefill_side.declined,
+            PrefillRoom: self._prefill_side.room,
+            PrefillRenewed: self._prefill_side.renewed,
+            PrefillEnded: self._prefill_side.ended,
+            TakeSnapshot: self._take_snapshot,
+            ResetPrefixCache: lambda _: pool.reset_prefix_cache(),
+            Shutdown: self._shutdown,
+            RunAdmitted: self._decode_side.run_admitted,
+            SessionComplete: self._decode_side.complete,
+            ReceiveFailed: self._decode_side.receive_failed,
+            WriterLeft: lambda e: pool.settle(e.block),
+            BlockAcknowledged: lambda _: None,  # counted by the mover; blocks go with their session
+            SendFailed: self._prefill_side.send_failed,
+            SessionDrained: self._prefill_side.drained,
+        }
+
+    def run(self) -> None:
+        """Serve until Shutdown has been heard and its time to drain is over."""
+        while True:
+            self.turn(wait_s=0.0 if self._scheduler.has_work else _IDLE_WAIT_S)
+            if self._stop_at_ms is not None and self._may_stop():
+                self._send(EngineStopped())
+                return
+
+    def turn(self, wait_s: float = 0.0) -> None:
+        """One look into the inbox and at most one step. wait_s: how long to wait for something to do."""
+        for item in self._inbox.drain(wait_s):
+            self.handle(item)
+        self._expire()
+        self._prefill_side.announce_next()
+        self._step()
+        self._decode_side.offer_room()
+        self._tell()
+
+    def handle(self, item: InboxItem) -> None:
+        """Act on one message or event."""
+        self._handlers[type(item)](item)
+
+    def close(self) -> None:
+        """Stop the movers and let go of the pool."""
+        self._receiver.close()
+        self._sender.close()
+        self._storage.close()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when pool, scheduler and sessions contradict each other."""
+        self._scheduler.check_integrity()
+
+    # ---- requests
+
+    def _add_request(self, message: AddRequest) -> None:
+        request = message.request
+        timeline = self._outbox.open(request.id, request.sampling.n)
+        try:
+            if self._stop_at_ms is not None:
+                raise ServeError("the worker is shutting down")
+            sequences = start_sequences(request)
+            if request.deadline_ms is not None:
+                due_ms = monotonic_ms() + request.deadline_ms
+                heapq.heappush(self._deadlines, (due_ms, request.id))
+            self._start(sequences, message.prefill_candidates, timeline)
+        except ServeError as error:
+            self._outbox.fail(request.id, error)
+
+    def _start(self, sequences: list[Sequence], candidates: list[str], timeline: Timeline) -> None:
+        first = sequences[0]
+        if candidates and len(sequences) == 1 and not first.num_output_tokens:
+            self._decode_side.start(first, candidates, timeline)
+            return
+        for sequence in sequences:
+            if (end := self._scheduler.add(sequence)) is not None:
+                self._outbox.add(end)
+
+    def _add_prefill(self, message: AddPrefill) -> None:
+        self._prefill_side.add(message, start_sequences(message.request)[0])
+
+    def _abort(self, request_id: RequestId) -> None:
+        """Frees at once; unknown and finished requests are ignored."""
+        self._decode_side.abort(request_id)
+        self._scheduler.abort(request_id)
+        self._outbox.abort(request_id)
+
+    def _expire(self) -> None:
+        now = monotonic_ms()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, request_id = heapq.heappop(self._deadlines)
+            if self._outbox.is_open(request_id):
+                self._outbox.expire(request_id)
+                self._abort(request_id)
+        self._decode_side.expire()
+        self._prefill_side.expire()
+
+    # ---- one step
+
+    def _step(self) -> None:
+        output = self._scheduler.schedule()
+        if not output.items:
+            return
+        self._reporter.note_step(output)
+        for item in output.items:
+            self._outbox.mark_scheduled(item.sequence.request.id)
+        logits = self._forward(output)
+        rows = build_rows(output.items, self._eos_token_ids)
+        sampled = self._sampler.sample(logits, rows) if rows else []
+        self._deliver(self._scheduler.update(output, sampled))
+
+    def _forward(self, output: SchedulerOutput) -> Any:
+        self._runner.copy_blocks(output.copies)
+        items = [
+            BatchItem(
+                item.sequence.token_ids[item.start : item.start + item.num_tokens],
+                item.start,
+                item.sequence.block_table.ids(0),
+                item.num_samples > 0,
+            )
+            for item in output.items
+        ]
+        batch = build_batch(items, self._config.block_size)
+        listener = self._prefill_side.layers_done if self._prefill_side.num_sessions else None
+        if listener is None:
+            return self._runner.forward(batch, None)
+        return self._runner.forward(batch, lambda first, count: listener(output, first, count))
+
+    def _deliver(self, updates: list[SequenceUpdate]) -> None:
+        """Tokens of sessions go to their decode workers, all others to the client."""
+        sessions: dict[int, tuple[Sequence, list[SequenceUpdate]]] = {}
+        for update in updates:
+            if update.sequence.is_session:
+                entry = sessions.setdefault(id(update.sequence), (update.sequence, []))
+                entry[1].append(update)
+            else:
+                self._outbox.add(update)
+        for sequence, its_updates in sessions.values():
+            self._prefill_side.first_tokens(sequence, its_updates)
+
+    def _relay(self, updates: list[SequenceUpdate]) -> None:
+        """First tokens that another worker computed: on their way with the next StepDone."""
+        for update in updates:
+            self._outbox.add(update)
+
+    # ---- telling
+
+    def _tell(self) -> None:
+        report = self._reporter.report(self._outbox.take(), self._pool.take_events())
+        if report is not None:
+            self._send(report)
+
+    def _take_snapshot(self, message: TakeSnapshot) -> None:
+        self._tell()
+        number = self._reporter.last_event_number
+        self._send(SnapshotTaken(message.query_id, number, self._reporter.published()))
+
+    def _shutdown(self, message: Shutdown) -> None:
+        self._stop_at_ms = monotonic_ms() + message.drain_ms
+
+    def _may_stop(self) -> bool:
+        idle = not self._scheduler.has_work and not self._outbox.num_open
+        idle = idle and not self._prefill_side.num_sessions
+        assert self._stop_at_ms is not None
+        return idle or monotonic_ms() >= self._stop_at_ms

@@ -1,0 +1,73 @@
+"""The engine process: `python -m engine.process --config-json JSON --in-fd N --out-fd M`.
+
+Started by a worker's front, lives and dies with it: the kernel kills it when the front is gone, and the end of its
+input ends it too. It says how far loading has come, then EngineReady or EngineFailed, then serves until Shutdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+import traceback
+
+import msgspec
+
+from core.errors import ServeError
+from engine.channel import FrontReader, FrontWriter, Inbox
+from engine.config import EngineConfig
+from engine.messages import EngineFailed, EngineProgress
+
+_PR_SET_PDEATHSIG = 1
+_SWITCH_INTERVAL_S = 0.0005
+
+
+def main() -> int:
+    """Run one engine; 0 after Shutdown, 1 when it cannot start or go on."""
+    arguments = _parse()
+    _die_with_parent()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    config = msgspec.json.decode(arguments.config_json, type=EngineConfig)
+    writer = FrontWriter(arguments.out_fd)
+    inbox = Inbox()
+    FrontReader(arguments.in_fd, inbox, on_end=lambda: os._exit(0)).start()
+    try:
+        return _serve(config, writer, inbox)
+    except ServeError as error:
+        writer.send(EngineFailed(type(error).__name__, error.message))
+    except Exception as error:  # noqa: BLE001 - the front must hear of anything
+        traceback.print_exc()
+        writer.send(EngineFailed("EngineDeadError", f"{type(error).__name__}: {error}"))
+    return 1
+
+
+def _serve(config: EngineConfig, writer: FrontWriter, inbox: Inbox) -> int:
+    writer.send(EngineProgress("loading torch"))
+    from engine.assembly import assemble  # torch takes a second to import: say so first
+
+    core = assemble(config, inbox, writer.send)
+    try:
+        core.run()
+    finally:
+        core.close()
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="engine.process")
+    parser.add_argument("--config-json", required=True)
+    parser.add_argument("--in-fd", type=int, required=True)
+    parser.add_argument("--out-fd", type=int, required=True)
+    return parser.parse_args()
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel for SIGKILL when the front dies; leave Ctrl-C to the front."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

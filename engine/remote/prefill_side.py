@@ -1,0 +1,285 @@
+"""What P does with prompts that it computes for decode workers.
+
+    QUEUED    no block is held; waits for its turn, or for D to have room
+    ANNOUNCED blocks for the whole prompt are held; D has been told
+    GRANTED   chunks run; finished layer ranges are on their way
+    DRAINING  the session has ended; blocks stay pinned until the mover reads them no more
+
+Promises: a session holds blocks for its whole prompt or none; nothing is computed before D has reserved; blocks
+stay pinned while any byte of them may still be read; every session ends in D's word, a lost stream, a failed link or
+an expired lease. Runs on the engine thread only; never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from core.errors import LayoutMismatch, ServeError
+from core.kv_identity import KVIdentity, identity_differences
+from core.kv_layout import KVLayout
+from engine.channel import monotonic_ms
+from engine.messages import (
+    AddPrefill,
+    AnnouncePrefill,
+    ChoiceOutput,
+    FirstTokens,
+    PrefillDeclined,
+    PrefillEnded,
+    PrefillGranted,
+    PrefillRenewed,
+    PrefillRoom,
+    RefusePrefill,
+    ToFront,
+)
+from engine.outbox import token_logprobs
+from engine.scheduler.output import SchedulerOutput, SequenceUpdate
+from engine.scheduler.scheduler import Scheduler
+from engine.sequence import Sequence
+from kvtransfer.events import SendFailed, SessionDrained
+from kvtransfer.plan import build_plan
+from kvtransfer.session import SendSession, SessionKey, SourceBlock
+from kvtransfer.transports.base import Sender
+
+
+class SessionState(Enum):
+    """Where a session is; see the top of this file."""
+
+    QUEUED = "queued"
+    ANNOUNCED = "announced"
+    GRANTED = "granted"
+    DRAINING = "draining"
+
+
+@dataclass(slots=True)
+class PrefillSession:
+    """One attempt of one session of some decode worker.
+
+    address: D's data endpoint.
+    first_missing: for each KV group, the first position that D lacks.
+    expires_ms: when the lease ends, on this engine's clock.
+    """
+
+    key: SessionKey
+    sequence: Sequence
+    secret: bytes
+    address: str
+    expires_ms: float
+    state: SessionState = SessionState.QUEUED
+    first_missing: tuple[int, ...] = ()
+
+    @property
+    def lacks_blocks(self) -> bool:
+        """Whether D lacks any block of the prompt."""
+        num_blocks = len(self.sequence.block_table)
+        return any(first < num_blocks for first in self.first_missing)
+
+
+class PrefillSide:
+    """Sessions of one prefill (or mixed) worker."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        sender: Sender,
+        send: Callable[[ToFront], None],
+        identity: KVIdentity,
+        layout: KVLayout,
+    ) -> None:
+        self._scheduler = scheduler
+        self._sender = sender
+        self._send = send
+        self._identity = identity
+        self._layout = layout
+        self._sessions: dict[SessionKey, PrefillSession] = {}
+        self._of_sequence: dict[int, PrefillSession] = {}
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that have not wholly ended."""
+        return len(self._sessions)
+
+    # ---- from the front
+
+    def add(self, message: AddPrefill, sequence: Sequence) -> None:
+        """Queue a session, or refuse it with both sides' values named."""
+        try:
+            address = self._check(message)
+            self._scheduler.add_session(sequence)
+        except ServeError as error:
+            self._refuse((message.session_id, message.attempt), error)
+            return
+        session = PrefillSession(
+            key=(message.session_id, message.attempt),
+            sequence=sequence,
+            secret=message.session_secret,
+            address=address,
+            expires_ms=monotonic_ms() + message.lease_remaining_ms,
+        )
+        self._sessions[session.key] = session
+        self._of_sequence[id(sequence)] = session
+
+    def granted(self, message: PrefillGranted) -> None:
+        """D has reserved: blocks that are here already leave at once, the rest as they are computed."""
+        session = self._sessions.get((message.session_id, message.attempt))
+        if session is None or session.state is not SessionState.ANNOUNCED:
+            return
+        session.state = SessionState.GRANTED
+        session.first_missing = tuple(message.first_missing_block)
+        if session.lacks_blocks:
+            self._sender.open(SendSession(*session.key, session.secret, session.address))
+            size = self._layout.block_size
+            self._push(session, 0, session.sequence.num_computed_tokens // size, 0, None)
+        self._scheduler.open_gate(session.sequence)
+
+    def declined(self, message: PrefillDeclined) -> None:
+        """D has no room: give the blocks back, so that neither side waits while holding."""
+        session = self._sessions.get((message.session_id, message.attempt))
+        if session is not None and session.state is SessionState.ANNOUNCED:
+            self._scheduler.drop_blocks(session.sequence)
+            session.state = SessionState.QUEUED
+
+    def room(self, message: PrefillRoom) -> None:
+        """D has room again: the session is due at its old place in the queue."""
+        session = self._sessions.get((message.session_id, message.attempt))
+        if session is not None and session.state is SessionState.QUEUED:
+            self._scheduler.unpark(session.sequence)
+
+    def renewed(self, message: PrefillRenewed) -> None:
+        """D still wants the session."""
+        session = self._sessions.get((message.session_id, message.attempt))
+        if session is not None:
+            session.expires_ms = monotonic_ms() + message.lease_remaining_ms
+
+    def ended(self, message: PrefillEnded) -> None:
+        """D needs nothing more of this session."""
+        session = self._sessions.get((message.session_id, message.attempt))
+        if session is not None:
+            self._end(session)
+
+    # ---- from movers
+
+    def send_failed(self, event: SendFailed) -> None:
+        """The link to D is gone or D refuses."""
+        self._fail((event.session, event.attempt), event.error)
+
+    def drained(self, event: SessionDrained) -> None:
+        """No byte of the session is read any more: its blocks may go."""
+        session = self._sessions.get((event.session, event.attempt))
+        if session is not None and session.state is SessionState.DRAINING:
+            self._release(session)
+
+    # ---- from the engine's loop
+
+    def announce_next(self) -> None:
+        """One step ahead of their turn: take blocks for whole prompts, all or none, and tell D."""
+        for sequence in self._scheduler.sessions_due():
+            if not self._scheduler.take_blocks(sequence):
+                return
+            session = self._of_sequence[id(sequence)]
+            session.state = SessionState.ANNOUNCED
+            self._send(AnnouncePrefill(*session.key, sequence.num_cached_tokens))
+
+    def layers_done(self, output: SchedulerOutput, first_layer: int, num_layers: int) -> None:
+        """Layers `[first_layer, first_layer + num_layers)` of the running step are in the pool: send what they fill.
+
+        A block leaves in the step that fills its last slot; the partly filled last block leaves with the prompt's
+        last chunk.
+        """
+        size = self._layout.block_size
+        for item in output.items:
+            session = self._of_sequence.get(id(item.sequence))
+            if session is None or not session.lacks_blocks:
+                continue
+            end = item.start + item.num_tokens
+            last = end // size
+            if end == item.sequence.num_prompt_tokens:
+                last = -(-end // size)
+            self._push(session, item.start // size, last, first_layer, num_layers)
+
+    def first_tokens(self, sequence: Sequence, updates: list[SequenceUpdate]) -> None:
+        """The prompt is computed: answer D with the first token of each choice."""
+        session = self._of_sequence[id(sequence)]
+        outputs = [
+            ChoiceOutput(
+                request_id=sequence.request.id,
+                choice=update.choice,
+                token_ids=[token.token_id for token in update.tokens],
+                logprobs=token_logprobs(update.tokens),
+            )
+            for update in updates
+        ]
+        num_cached = sequence.num_cached_tokens
+        self._send(FirstTokens(*session.key, outputs, num_cached, session.lacks_blocks))
+
+    def expire(self) -> None:
+        """End sessions whose lease has run out."""
+        now = monotonic_ms()
+        for session in list(self._sessions.values()):
+            if session.expires_ms < now and session.state is not SessionState.DRAINING:
+                self._fail(session.key, ServeError("the session's lease ran out"))
+
+    # ---- inside
+
+    def _check(self, message: AddPrefill) -> str:
+        """The address to push to; raises LayoutMismatch when no KV may or can be exchanged."""
+        if differences := identity_differences(self._identity, message.identity):
+            raise LayoutMismatch("KV identity differs: " + "; ".join(differences))
+        build_plan(self._layout, message.layout)
+        for offer in message.transports:
+            if offer.kind == self._sender.kind and offer.addresses:
+                return offer.addresses[0]
+        offered = ", ".join(offer.kind for offer in message.transports) or "none"
+        raise LayoutMismatch(f"transports: ours {self._sender.kind}, theirs {offered}")
+
+    def _push(
+        self,
+        session: PrefillSession,
+        first: int,
+        last: int,
+        first_layer: int,
+        num_layers: int | None,
+    ) -> None:
+        """Enqueue positions `[first, last)` of every group; num_layers None sends whole blocks."""
+        if session.state is not SessionState.GRANTED:
+            return
+        sequence = session.sequence
+        for group, first_missing in enumerate(session.first_missing):
+            blocks = [
+                SourceBlock(
+                    position,
+                    sequence.block_table.ids(group)[position],
+                    self._layout.valid_slots(position, sequence.num_prompt_tokens),
+                )
+                for position in range(max(first, first_missing), last)
+            ]
+            count = len(self._layout.groups[group].layers) if num_layers is None else num_layers
+            if blocks:
+                self._sender.push(*session.key, group, blocks, first_layer, count)
+
+    def _refuse(self, key: SessionKey, error: ServeError) -> None:
+        self._send(RefusePrefill(*key, type(error).__name__, error.message))
+
+    def _fail(self, key: SessionKey, error: ServeError) -> None:
+        session = self._sessions.get(key)
+        if session is not None and session.state is not SessionState.DRAINING:
+            self._refuse(key, error)
+            self._end(session)
+
+    def _end(self, session: PrefillSession) -> None:
+        """Stop computing; release at once when nothing is being read, else when the mover has drained."""
+        if session.state is SessionState.DRAINING:
+            return
+        was_sending = session.state is SessionState.GRANTED and session.lacks_blocks
+        session.state = SessionState.DRAINING
+        if was_sending:
+            self._scheduler.halt(session.sequence)
+            self._sender.close_session(*session.key)
+        else:
+            self._release(session)
+
+    def _release(self, session: PrefillSession) -> None:
+        self._scheduler.release(session.sequence)
+        del self._sessions[session.key]
+        del self._of_sequence[id(session.sequence)]

@@ -1,0 +1,107 @@
+"""What an engine tells of itself after a step: gauges, counters, and its place in the stream of cache events."""
+
+from __future__ import annotations
+
+from core.block_hash import BlockHash
+from core.events import CacheEvent, Tier
+from core.worker_info import WorkerLoad
+from engine.kvcache.block_pool import BlockPool
+from engine.messages import ChoiceOutput, EngineStats, StepDone
+from engine.remote.decode_side import DecodeSide
+from engine.remote.prefill_side import PrefillSide
+from engine.scheduler.output import SchedulerOutput
+from engine.scheduler.scheduler import Scheduler
+from kvtransfer.transports.base import Receiver, Sender
+
+
+class Reporter:
+    """Builds StepDone messages; numbers the events of this epoch from 1 without gaps."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        pool: BlockPool,
+        decode_side: DecodeSide,
+        prefill_side: PrefillSide,
+        receiver: Receiver,
+        sender: Sender,
+    ) -> None:
+        self._scheduler = scheduler
+        self._pool = pool
+        self._decode_side = decode_side
+        self._prefill_side = prefill_side
+        self._receiver = receiver
+        self._sender = sender
+        self._last = EngineStats()
+        self._num_steps = 0
+        self._num_preemptions = 0
+        self._num_computed_prompt_tokens = 0
+        self._num_generated_tokens = 0
+        self.last_event_number = 0
+
+    def note_step(self, output: SchedulerOutput) -> None:
+        """Count what a step is about to run."""
+        self._num_steps += 1
+        self._num_preemptions += len(output.preempted)
+        for item in output.items:
+            prompt_end = min(item.start + item.num_tokens, item.sequence.num_prompt_tokens)
+            self._num_computed_prompt_tokens += max(0, prompt_end - item.start)
+            self._num_generated_tokens += item.num_samples
+
+    def report(self, outputs: list[ChoiceOutput], events: list[CacheEvent]) -> StepDone | None:
+        """The message, or None when nothing has changed since the last one."""
+        stats = self._stats()
+        if not outputs and not events and stats == self._last:
+            return None
+        self._last = stats
+        first = self.last_event_number + 1
+        self.last_event_number += len(events)
+        return StepDone(outputs, events, first, self._load(stats), stats)
+
+    def published(self) -> dict[Tier, list[BlockHash]]:
+        """Every block that readers may know of."""
+        return {Tier.DEVICE: self._pool.snapshot()}
+
+    def _load(self, stats: EngineStats) -> WorkerLoad:
+        return WorkerLoad(
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting + stats.num_arriving,
+            num_free_blocks=stats.num_free_blocks,
+            waiting_prefill_tokens=stats.waiting_prefill_tokens,
+        )
+
+    def _stats(self) -> EngineStats:
+        scheduler, pool, sessions = self._scheduler, self._pool, self._decode_side.counters
+        received, sent = self._receiver.counters, self._sender.counters
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_arriving=scheduler.num_arriving,
+            num_held_blocks=pool.num_held,
+            num_free_blocks=pool.num_free,
+            num_open_sessions=self._decode_side.num_arrivals + self._prefill_side.num_sessions,
+            num_live_permits=pool.life.num_live_permits,
+            num_quarantined_blocks=pool.num_quarantined,
+            kv_cache_usage=pool.usage,
+            waiting_prefill_tokens=scheduler.waiting_prefill_tokens,
+            steps_total=self._num_steps,
+            preemptions_total=self._num_preemptions,
+            prompt_tokens_total=scheduler.counters.prompt_tokens,
+            computed_prompt_tokens_total=self._num_computed_prompt_tokens,
+            cached_prompt_tokens_total=scheduler.counters.cached_prompt_tokens,
+            received_prompt_tokens_total=sessions.received_prompt_tokens,
+            generation_tokens_total=self._num_generated_tokens,
+            prefix_cache_queries_total=scheduler.counters.prefix_queries,
+            prefix_cache_hits_total=scheduler.counters.prefix_hits,
+            sessions_opened_total=sessions.opened,
+            sessions_completed_total=sessions.completed,
+            sessions_failed_total=sessions.failed,
+            local_prefill_fallbacks_total=sessions.local_fallbacks,
+            blocks_acknowledged_total=sent.blocks_acknowledged_total,
+            blocks_outstanding=sent.blocks_outstanding,
+            sent_bytes_total=sent.sent_bytes_total,
+            received_bytes_total=received.received_bytes_total,
+            late_runs_total=received.late_runs_total,
+            checksum_errors_total=received.checksum_errors_total,
+            refused_connections_total=received.refused_connections_total,
+        )

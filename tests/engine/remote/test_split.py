@@ -1,0 +1,278 @@
+"""Split serving between two real engines: same tokens as one engine alone, and nothing held afterwards."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from core.request import Request
+from engine.messages import (
+    AddRequest,
+    AnnouncePrefill,
+    CallPrefill,
+    DeclinePrefill,
+    EndPrefill,
+    FirstTokens,
+    GrantPrefill,
+    RoomForPrefill,
+)
+from tests.support.engines import (
+    BLOCK_SIZE,
+    EngineHarness,
+    Wire,
+    abort,
+    make_request,
+    run_alone,
+    turn_until,
+)
+from tests.support.tiny_model import VOCAB_SIZE
+
+
+def random_prompt(length: int, seed: int = 0) -> list[int]:
+    return [random.Random(seed * 1000 + i).randrange(VOCAB_SIZE) for i in range(length)]
+
+
+@contextmanager
+def split_pair(
+    *addresses: str, prefill: dict[str, Any] | None = None, **decode: Any
+) -> Iterator[Wire]:
+    """A decode engine and a prefill engine for each address."""
+    engines = {address: EngineHarness(**(prefill or {})) for address in addresses or ("p1",)}
+    wire = Wire(EngineHarness(**decode), engines)
+    try:
+        yield wire
+    finally:
+        for engine in [wire.decode, *wire.prefill.values()]:
+            engine.close()
+
+
+def submit(wire: Wire, request: Request, *candidates: str) -> None:
+    wire.decode.inbox.post(AddRequest(request, list(candidates)))
+
+
+def run_to_end(wire: Wire, *requests: Request) -> None:
+    """Turn until every choice has ended, then until nothing is held anywhere."""
+
+    def ended() -> bool:
+        reasons = [wire.decode.finish_reasons(r.id) for r in requests]
+        return all(len(x) == r.sampling.n for x, r in zip(reasons, requests, strict=True))
+
+    turn_until(ended, wire, wire.decode, *wire.prefill.values())
+    settle(wire)
+
+
+def settle(wire: Wire) -> None:
+    engines = [wire.decode, *wire.prefill.values()]
+    turn_until(lambda: all(engine.is_idle() for engine in engines), wire, *engines)
+
+
+def answer(wire: Wire, request: Request) -> list[list[int]]:
+    return [wire.decode.tokens(request.id, choice) for choice in range(request.sampling.n)]
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 100, 161])
+@pytest.mark.parametrize("num_choices", [1, 3])
+def test_a_split_answer_is_the_answer_of_one_engine_alone(length: int, num_choices: int) -> None:
+    request = make_request(
+        "r", random_prompt(length), max_tokens=20, n=num_choices, temperature=0.9, logprobs=2
+    )
+    with split_pair() as wire:
+        submit(wire, request, "p1")
+        run_to_end(wire, request)
+        assert answer(wire, request) == run_alone(request)
+        assert wire.decode.stats.sessions_completed_total == 1
+        assert wire.decode.stats.computed_prompt_tokens_total == 0
+        assert wire.decode.stats.received_prompt_tokens_total == length
+        logprobs = [x for o in wire.decode.outputs[request.id] for x in o.logprobs]
+        assert len(logprobs) == 20 * num_choices
+
+
+def test_only_what_decode_lacks_is_sent() -> None:
+    first = make_request("a", random_prompt(100), max_tokens=4)
+    second = make_request("b", [*random_prompt(100), 1, 2, 3], max_tokens=4)
+    with split_pair() as wire:
+        submit(wire, first, "p1")
+        run_to_end(wire, first)
+        sent = wire.prefill["p1"].core._sender.counters.sent_bytes_total
+        submit(wire, second, "p1")
+        run_to_end(wire, second)
+        grants = [m for m in wire.passed if isinstance(m, GrantPrefill)]
+        assert [g.first_missing_block for g in grants] == [[0], [100 // BLOCK_SIZE]]
+        again = wire.prefill["p1"].core._sender.counters.sent_bytes_total - sent
+        assert again == wire.decode.layout.block_bytes
+        assert answer(wire, second) == run_alone(second)
+        assert wire.prefill["p1"].stats.cached_prompt_tokens_total == 96
+
+
+@pytest.mark.failure_edge("D full prefix hit")
+def test_a_prompt_that_decode_holds_whole_moves_no_block() -> None:
+    prompt = random_prompt(64)
+    first, second = make_request("a", prompt), make_request("b", prompt)
+    with split_pair() as wire:
+        submit(wire, first, "p1")
+        run_to_end(wire, first)
+        sent = wire.prefill["p1"].core._sender.counters.sent_runs_total
+        submit(wire, second, "p1")
+        run_to_end(wire, second)
+        assert wire.prefill["p1"].core._sender.counters.sent_runs_total == sent
+        assert answer(wire, second) == answer(wire, first) == run_alone(second)
+
+
+def test_the_first_token_is_relayed_before_the_transfer_ends() -> None:
+    request = make_request("r", random_prompt(120), max_tokens=3)
+    with split_pair(prefill={"link_rate_bytes_s": 200_000.0}) as wire:
+        submit(wire, request, "p1")
+        turn_until(lambda: bool(wire.decode.tokens("r")), wire, wire.decode, wire.prefill["p1"])
+        assert wire.decode.stats.num_arriving == 1
+        assert wire.decode.stats.sessions_completed_total == 0
+        run_to_end(wire, request)
+        moments = wire.decode.outputs[request.id][-1].timestamps_ms
+        assert moments["first_token"] < moments["kv_complete"] <= moments["admitted"]
+        assert moments["admitted"] < moments["second_token"]
+
+
+STEPS = [CallPrefill, AnnouncePrefill, GrantPrefill, FirstTokens, EndPrefill]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+@pytest.mark.failure_edge("client gone before P starts")
+@pytest.mark.failure_edge("client gone in P's last step")
+@pytest.mark.failure_edge("client gone after P done, before D admits")
+def test_an_abort_at_each_step_frees_everything_at_once(step: type) -> None:
+    request = make_request("r", random_prompt(120), max_tokens=30)
+    with split_pair(prefill={"link_rate_bytes_s": 400_000.0}) as wire:
+        submit(wire, request, "p1")
+        seen = lambda: any(isinstance(message, step) for message in wire.passed)  # noqa: E731
+        turn_until(seen, wire, wire.decode, wire.prefill["p1"])
+        abort(wire.decode, "r")
+        settle(wire)
+        assert wire.decode.finish_reasons("r") == {0: "abort"}
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+@pytest.mark.parametrize("candidates", [("p1",), ("p1", "p2")], ids=["alone", "with next"])
+@pytest.mark.failure_edge("P dies before transfer")
+@pytest.mark.failure_edge("P dies mid-transfer")
+def test_prefill_lost_at_each_step_changes_no_token(
+    step: type, candidates: tuple[str, ...]
+) -> None:
+    request = make_request("r", random_prompt(120), max_tokens=30, n=2, temperature=0.8)
+    with split_pair(*candidates, prefill={"link_rate_bytes_s": 400_000.0}) as wire:
+        submit(wire, request, *candidates)
+        seen = lambda: any(isinstance(message, step) for message in wire.passed)  # noqa: E731
+        turn_until(seen, wire, wire.decode, *wire.prefill.values())
+        wire.cut("p1")
+        run_to_end(wire, request)
+        assert answer(wire, request) == run_alone(request)
+        positions = [len(wire.decode.tokens("r", choice)) for choice in (0, 1)]
+        assert positions == [30, 30], "no token repeated, none missing"
+        if step is not EndPrefill:
+            assert wire.decode.stats.sessions_failed_total == 1
+            assert wire.decode.stats.local_prefill_fallbacks_total == 2 - len(candidates)
+
+
+def test_what_arrived_before_a_loss_is_not_asked_for_again() -> None:
+    request = make_request("r", random_prompt(160), max_tokens=4)
+    with split_pair("p1", "p2", prefill={"link_rate_bytes_s": 100_000.0}) as wire:
+        submit(wire, request, "p1", "p2")
+        acknowledged = lambda: (  # noqa: E731
+            wire.prefill["p1"].core._sender.counters.blocks_acknowledged_total >= 2
+        )
+        turn_until(acknowledged, wire, wire.decode, *wire.prefill.values())
+        wire.cut("p1")
+        run_to_end(wire, request)
+        grants = [m for m in wire.passed if isinstance(m, GrantPrefill)]
+        assert grants[1].first_missing_block[0] >= 2
+        assert answer(wire, request) == run_alone(request)
+
+
+def test_another_model_is_refused_by_name_and_decode_computes_itself() -> None:
+    request = make_request("r", random_prompt(50))
+    with split_pair(prefill={"model_seed": 5}) as wire:
+        submit(wire, request, "p1")
+        run_to_end(wire, request)
+        assert answer(wire, request) == run_alone(request)
+        assert wire.decode.stats.local_prefill_fallbacks_total == 1
+
+
+@pytest.mark.failure_edge("D out of KV")
+def test_more_sessions_than_decode_has_room_for_all_end_right() -> None:
+    requests = [make_request(f"r{i}", random_prompt(90, i), max_tokens=12) for i in range(8)]
+    with split_pair(num_blocks=20, prefill={"num_blocks": 20}) as wire:
+        for request in requests:
+            submit(wire, request, "p1")
+        run_to_end(wire, *requests)
+        assert any(isinstance(m, DeclinePrefill) for m in wire.passed)
+        assert any(isinstance(m, RoomForPrefill) for m in wire.passed)
+        for request in requests:
+            assert answer(wire, request) == run_alone(request)
+        assert wire.decode.stats.local_prefill_fallbacks_total == 0
+
+
+@pytest.mark.failure_edge("completion twice / late / never")
+def test_a_prefill_worker_that_falls_silent_is_given_up() -> None:
+    request = make_request("r", random_prompt(70))
+    with split_pair(prefill_timeout_ms=150) as wire:
+        submit(wire, request, "p1")
+        wire.dropped = {FirstTokens}
+        run_to_end(wire, request)
+        assert wire.decode.stats.sessions_failed_total == 1
+        assert answer(wire, request) == run_alone(request)
+
+
+@pytest.mark.failure_edge("D dies holding P's lease")
+def test_a_session_that_nobody_renews_ends_at_its_lease() -> None:
+    request = make_request("r", random_prompt(70))
+    with split_pair(session_lease_ms=100) as wire:
+        submit(wire, request, "p1")
+        turn_until(
+            lambda: bool(wire.prefill["p1"].stats.num_held_blocks),
+            wire,
+            wire.decode,
+            wire.prefill["p1"],
+        )
+        wire.held = True
+        prefill = wire.prefill["p1"]
+        turn_until(prefill.is_idle, prefill)
+        assert prefill.pool.num_held == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_mixes_of_requests_aborts_and_losses_end_right(seed: int) -> None:
+    chance = random.Random(seed)
+    requests = [
+        make_request(
+            f"r{i}",
+            random_prompt(chance.randrange(1, 150), chance.randrange(4)),
+            max_tokens=chance.randrange(2, 20),
+            n=chance.choice([1, 1, 2]),
+            temperature=chance.choice([0.5, 1.0]),
+            seed=i,
+        )
+        for i in range(20)
+    ]
+    aborted: set[str] = set()
+    with split_pair("p1", "p2", num_blocks=40, prefill={"num_blocks": 30}) as wire:
+        engines = list(wire.prefill.values())
+        for index, request in enumerate(requests):
+            submit(wire, request, *chance.sample(["p1", "p2"], chance.randrange(3)))
+            for _ in range(chance.randrange(8)):
+                wire.turn()
+                for engine in [wire.decode, *wire.prefill.values()]:
+                    engine.turn()
+            if chance.random() < 0.25:
+                aborted.add(chance.choice(requests[: index + 1]).id)
+                abort(wire.decode, max(aborted))
+            if index == 12:
+                wire.cut("p1")
+        for name in aborted:
+            abort(wire.decode, name)
+        run_to_end(wire, *requests)
+        assert engines
+        for request in requests:
+            if "abort" not in wire.decode.finish_reasons(request.id).values():
+                assert answer(wire, request) == run_alone(request), request

@@ -1,0 +1,273 @@
+"""Real engines over a tiny model, stepped by the test, and a wire between a decode and a prefill engine.
+
+Everything is real but the model's size and the fronts: the scheduler, the pool, the tcp movers and their threads. The
+wire turns what one engine says into what the other hears, as two fronts and a Prefill stream would; a test can hold
+messages back, drop them or cut the stream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from core.block_hash import HashRoot
+from core.blocks import BlockLife
+from core.ids import RequestId
+from core.kv_identity import KVIdentity
+from core.kv_layout import KVLayout
+from core.request import Request, SamplingParams
+from engine.channel import Inbox
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.kvcache.block_pool import BlockPool
+from engine.kvcache.storage import allocate_pool
+from engine.messages import (
+    AbortRequest,
+    AddPrefill,
+    AddRequest,
+    AnnouncePrefill,
+    CallPrefill,
+    ChoiceOutput,
+    DeclinePrefill,
+    EndPrefill,
+    EngineStats,
+    FirstTokens,
+    GrantPrefill,
+    PrefillAnnounced,
+    PrefillAnswered,
+    PrefillDeclined,
+    PrefillEnded,
+    PrefillGranted,
+    PrefillLost,
+    PrefillRoom,
+    RefusePrefill,
+    RoomForPrefill,
+    StepDone,
+    TransportOffer,
+)
+from engine.runner.model_runner import ModelRunner
+from engine.sampler.sampler import Sampler
+from engine.scheduler.config import SchedulerConfig
+from engine.scheduler.scheduler import Scheduler
+from kvtransfer.config import TransferConfig
+from kvtransfer.transports.tcp import TcpReceiver, TcpSender
+from tests.support.tiny_model import tiny_model
+
+BLOCK_SIZE = 16
+
+
+class EngineHarness:
+    """One engine without a process: `turn` it, read what it said."""
+
+    def __init__(
+        self, *, num_blocks: int = 64, budget: int = 48, model_seed: int = 0, **config: Any
+    ) -> None:
+        model = tiny_model(model_seed)
+        self.config = EngineConfig(model="tiny", max_num_seqs=16, **config)
+        self.layout = KVLayout(BLOCK_SIZE, model.config.kv_groups("float32"))
+        self.identity = KVIdentity(
+            f"tiny{model_seed}", "float32", "float32", "", model.config.group_shapes()
+        )
+        self.root = HashRoot.of(self.identity)
+        self.pool = BlockPool(BlockLife(num_blocks + 1))
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                block_size=BLOCK_SIZE,
+                max_num_batched_tokens=budget,
+                max_num_seqs=16,
+                max_model_len=512,
+                vocab_size=model.config.vocab_size,
+                hash_root=self.root if self.config.enable_prefix_caching else None,
+            ),
+            self.pool,
+        )
+        self.inbox = Inbox()
+        self.said: deque[Any] = deque()
+        self.outputs: dict[RequestId, list[ChoiceOutput]] = defaultdict(list)
+        self.stats = EngineStats()
+        storage = allocate_pool(self.layout, num_blocks + 1)
+        transfer = TransferConfig(link_rate_bytes_s=self.config.link_rate_bytes_s)
+        self.receiver = TcpReceiver(
+            self.pool.life, storage.buffer, self.layout, self.inbox.post, transfer
+        )
+        self.core = EngineCore(
+            config=self.config,
+            inbox=self.inbox,
+            send=self._hear,
+            identity=self.identity,
+            layout=self.layout,
+            scheduler=self.scheduler,
+            pool=self.pool,
+            storage=storage,
+            runner=ModelRunner(model, self.layout, storage, 1),
+            sampler=Sampler(),
+            eos_token_ids=frozenset(),
+            receiver=self.receiver,
+            sender=TcpSender(storage.buffer, self.layout, self.inbox.post, transfer),
+        )
+
+    def _hear(self, message: Any) -> None:
+        if not isinstance(message, StepDone):
+            self.said.append(message)
+            return
+        self.stats = message.stats
+        for output in message.outputs:
+            self.outputs[output.request_id].append(output)
+
+    def turn(self, wait_s: float = 0.0) -> None:
+        """One turn of the engine's loop, and a look at its books."""
+        self.core.turn(wait_s)
+        self.core.check_integrity()
+
+    def tokens(self, request_id: str, choice: int = 0) -> list[int]:
+        """The answer so far."""
+        outputs = self.outputs[RequestId(request_id)]
+        return [token for o in outputs if o.choice == choice for token in o.token_ids]
+
+    def finish_reasons(self, request_id: str) -> dict[int, str]:
+        """Finish reason by choice, of those that have ended."""
+        outputs = self.outputs[RequestId(request_id)]
+        return {o.choice: o.finish_reason for o in outputs if o.finish_reason}
+
+    def is_idle(self) -> bool:
+        """Whether nothing is held, open or owed."""
+        stats = self.stats
+        return not any(
+            (
+                self.scheduler.has_work,
+                stats.num_running,
+                stats.num_waiting,
+                stats.num_arriving,
+                self.pool.num_held,
+                self.pool.num_quarantined,
+                stats.num_open_sessions,
+                self.pool.life.num_live_permits,
+            )
+        )
+
+    def close(self) -> None:
+        """Join its movers."""
+        self.core.close()
+
+
+def make_request(
+    request_id: str, prompt: list[int] | tuple[int, ...], *, max_tokens: int = 8, **sampling: Any
+) -> Request:
+    """A greedy request unless told otherwise."""
+    params = SamplingParams(**{"seed": 7, "temperature": 0.0, "max_tokens": max_tokens, **sampling})
+    return Request(RequestId(request_id), "tiny", tuple(prompt), params)
+
+
+def run_alone(request: Request, **harness: Any) -> list[list[int]]:
+    """The answer, a list a choice, of one engine that runs everything itself."""
+    engine = EngineHarness(**harness)
+    try:
+        engine.inbox.post(AddRequest(request))
+        turn_until(lambda: len(engine.finish_reasons(request.id)) == request.sampling.n, engine)
+        return [engine.tokens(request.id, choice) for choice in range(request.sampling.n)]
+    finally:
+        engine.close()
+
+
+def turn_until(done: Callable[[], bool], *engines: Any, timeout_s: float = 20.0) -> None:
+    """Turn everything in turn until `done`."""
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        assert time.monotonic() < deadline, "nothing more happens"
+        for engine in engines:
+            engine.turn(0.001)
+
+
+@dataclass
+class Wire:
+    """A decode engine and its prefill candidates, by address.
+
+    dropped: message types that the wire loses. held: while true nothing passes.
+    """
+
+    decode: EngineHarness
+    prefill: dict[str, EngineHarness]
+    dropped: set[type] = field(default_factory=set)
+    held: bool = False
+    passed: list[Any] = field(default_factory=list)
+    streams: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def turn(self, wait_s: float = 0.0) -> None:
+        """Carry every message that waits."""
+        if self.held:
+            return
+        while self.decode.said:
+            self._to_prefill(self.decode.said.popleft())
+        for address, engine in self.prefill.items():
+            while engine.said:
+                self._to_decode(address, engine.said.popleft())
+
+    def cut(self, address: str) -> None:
+        """The prefill worker dies: its streams end on D's side, and it hears and says nothing more."""
+        self.prefill.pop(address).close()
+        for key in [key for key, at in self.streams.items() if at == address]:
+            self._lose(key, "PeerLost", "connection reset")
+
+    def _lose(self, key: tuple[int, int], kind: str, reason: str) -> None:
+        if self.streams.pop(key, None) is not None:
+            self.decode.inbox.post(PrefillLost(*key, kind, reason))  # type: ignore[arg-type]
+
+    def _to_prefill(self, message: Any) -> None:
+        self.passed.append(message)
+        key = (message.session_id, message.attempt)
+        if isinstance(message, CallPrefill):
+            self.streams[key] = message.candidate
+            if message.candidate not in self.prefill:
+                self._lose(key, "PeerLost", "connection refused")
+                return
+        engine = self.prefill.get(self.streams.get(key, ""))
+        if engine is None or type(message) in self.dropped:
+            return
+        engine.inbox.post(_as_heard_by_prefill(message, self.decode))
+        if isinstance(message, EndPrefill):
+            self.streams.pop(key, None)
+
+    def _to_decode(self, address: str, message: Any) -> None:
+        self.passed.append(message)
+        key = (message.session_id, message.attempt)
+        if self.streams.get(key) != address or type(message) in self.dropped:
+            return
+        if isinstance(message, RefusePrefill):
+            self._lose(key, message.error_kind, message.message)
+        elif isinstance(message, AnnouncePrefill):
+            self.decode.inbox.post(PrefillAnnounced(*key, message.num_cached_tokens))
+        elif isinstance(message, FirstTokens):
+            self.decode.inbox.post(PrefillAnswered(*msgspec.structs.astuple(message)))
+
+
+def _as_heard_by_prefill(message: Any, decode: EngineHarness) -> Any:
+    key = (message.session_id, message.attempt)
+    if isinstance(message, CallPrefill):
+        return AddPrefill(
+            *key,
+            message.request,
+            message.num_held_tokens,
+            decode.identity,
+            decode.layout,
+            [TransportOffer(decode.receiver.kind, decode.receiver.addresses)],
+            message.session_secret,
+            message.lease_remaining_ms,
+        )
+    if isinstance(message, GrantPrefill):
+        return PrefillGranted(*key, message.first_missing_block, message.transport)
+    if isinstance(message, DeclinePrefill):
+        return PrefillDeclined(*key)
+    if isinstance(message, RoomForPrefill):
+        return PrefillRoom(*key)
+    assert isinstance(message, EndPrefill), message
+    return PrefillEnded(*key, "completed" if message.completed else "given up")
+
+
+def abort(engine: EngineHarness, request_id: str) -> None:
+    """The client is gone."""
+    engine.inbox.post(AbortRequest(RequestId(request_id)))
