@@ -68,6 +68,14 @@ class PublishResult(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class CacheSnapshot:
+    """Everything a worker's cache holds, after event `sequence_number` (0 before the first)."""
+
+    sequence_number: int
+    hashes: Mapping[Tier, Sequence[BlockHash]]
+
+
+@dataclass(frozen=True, slots=True)
 class Reservation:
     """Work that a gateway has routed to a worker and that the worker's report may not count yet.
 
@@ -101,6 +109,13 @@ class WorkerReport:
     num_reservations: int = 0
     last_event_number: int | None = None
     index_age_ms: int | None = None
+
+    def is_silent(self, max_index_age_ms: int) -> bool:
+        """Whether this worker's index cannot be trusted to follow its cache: route by prediction and say so.
+
+        A publisher says at least every `IndexConfig.verify_interval_ms` that it is in step, also without events.
+        """
+        return self.index_age_ms is None or self.index_age_ms > max_index_age_ms
 
 
 @dataclass(frozen=True, slots=True)

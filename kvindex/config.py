@@ -15,7 +15,9 @@ _POSITIVE = (
     "heartbeat_interval_ms",
     "max_queued_hashes",
     "max_batch_hashes",
+    "publish_interval_ms",
     "verify_interval_ms",
+    "snapshot_timeout_ms",
 )
 
 
@@ -33,7 +35,9 @@ class IndexConfig:
     heartbeat_interval_ms: how often a worker reports its load.
     max_queued_hashes: block hashes a publisher keeps while Redis is away; past it, it drops them for a snapshot.
     max_batch_hashes: block hashes that go to Redis in one call.
+    publish_interval_ms: least time between two calls that carry events, so that steps share a call.
     verify_interval_ms: how often an idle publisher asks whether the index is still in step.
+    snapshot_timeout_ms: how long a worker's engine may take to list what it holds.
     """
 
     redis_url: str = ""
@@ -46,7 +50,9 @@ class IndexConfig:
     heartbeat_interval_ms: int = 500
     max_queued_hashes: int = 131_072
     max_batch_hashes: int = 2_000
+    publish_interval_ms: int = 5
     verify_interval_ms: int = 5_000
+    snapshot_timeout_ms: int = 10_000
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
