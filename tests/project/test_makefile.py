@@ -1,0 +1,100 @@
+"""Make: the targets there are, quick when nothing changed, and signals that reach the cluster."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+TARGETS = ["help", "serve", "test", "test-fast", "test-system", "lint", "fmt", "bench", "proto"]
+
+
+def make(*arguments, **options):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return subprocess.Popen(
+        ["make", *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **options,
+    )
+
+
+def make_environment(folder, program):
+    """A finished environment whose `baton` is a shell script."""
+    (folder / "bin").mkdir(parents=True)
+    baton = folder / "bin" / "baton"
+    baton.write_text(f"#!/bin/sh\n{program}\n")
+    baton.chmod(0o755)
+    for stamp in (".run", ".dev"):
+        (folder / stamp).touch()
+    return f"VENV={folder}"
+
+
+def test_help_lists_every_target():
+    with make("help") as process:
+        output, _ = process.communicate(timeout=20)
+    assert re.findall(r"make (\S+)", output) == [*TARGETS[:8], "bench-%", TARGETS[8]]
+
+
+def test_help_is_the_default():
+    with make() as process:
+        output, _ = process.communicate(timeout=20)
+    assert "list the targets" in output
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_target_has_a_recipe(tmp_path, name):
+    with make("-n", name, make_environment(tmp_path / "venv", "true")) as process:
+        output, _ = process.communicate(timeout=20)
+    assert process.returncode == 0, output
+    assert "environment.py" not in output  # the environment is up to date
+
+
+def test_serve_passes_port_and_arguments(tmp_path):
+    venv = make_environment(tmp_path / "venv", 'echo "[$@]"')
+    with make("serve", venv, "PORT=8123", "ARGS=--mixed 1") as process:
+        output, _ = process.communicate(timeout=20)
+    assert output.strip() == "[up --port 8123 --mixed 1]"
+
+
+@pytest.mark.parametrize(
+    ("number", "whole_group"),
+    [(signal.SIGTERM, False), (signal.SIGINT, True), (signal.SIGHUP, True)],
+)
+def test_a_signal_ends_the_cluster_with_make(tmp_path, number, whole_group):
+    venv = make_environment(tmp_path / "venv", "echo $$; exec sleep 60")
+    with make("serve", venv, start_new_session=True) as process:
+        baton = psutil.Process(int(process.stdout.readline()))
+        assert baton.ppid() == process.pid  # no shell in between that could swallow a signal
+        (os.killpg if whole_group else os.kill)(process.pid, number)
+        process.wait(timeout=20)
+    deadline_s = time.monotonic() + 5
+    while baton.is_running() and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    assert not baton.is_running()
+
+
+@pytest.mark.parametrize(("status", "ends_with"), [(0, 0), (1, 2), (5, 0)])
+def test_no_system_test_is_no_failure(tmp_path, status, ends_with):
+    venv = make_environment(tmp_path / "venv", "true")
+    python = tmp_path / "venv" / "bin" / "python"
+    python.write_text(f"#!/bin/sh\nexit {status}\n")
+    python.chmod(0o755)
+    with make("test-system", venv) as process:
+        process.communicate(timeout=20)
+    assert process.returncode == ends_with
+
+
+def test_a_missing_python_is_named(tmp_path):
+    with make("test", f"VENV={tmp_path}", "PYTHON=no-such-python") as process:
+        output, _ = process.communicate(timeout=20)
+    assert process.returncode != 0
+    assert "Baton needs Python 3.11 or newer" in output
