@@ -59,6 +59,7 @@ class Sequence:
     num_choices: choices that this sequence still stands for; 1 once it has forked.
     num_computed_tokens: tokens whose KV is in the blocks, or will be when the step that is scheduled has run.
     num_cached_tokens: prompt tokens whose KV was found when the sequence was first admitted.
+    num_arriving_tokens: tokens whose KV another worker is asked for; 0 for a local run.
     is_session: whether this is a prompt computed for another worker.
     arrival: place in the order of arrival, given by the scheduler; forks share it.
     chain: hashes of its full blocks; None without prefix caching.
@@ -75,6 +76,7 @@ class Sequence:
     is_session: bool = False
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_arriving_tokens: int = 0
     num_preemptions: int = 0
     arrival: int = -1
     block_table: BlockTable = field(default_factory=BlockTable)
