@@ -1,0 +1,76 @@
+"""The worker's place in the index: what the engine says goes there, and nothing comes back.
+
+Without a redis_url there is no index, and gateways find the worker by its seed address. The index
+being away is no concern of the worker's: kvindex comes back to it by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from core.worker_info import WorkerInfo, WorkerLoad
+from engine.messages import StepDone
+from kvindex.base import CacheSnapshot, PrefixIndex
+from kvindex.config import IndexConfig
+from kvindex.connect import connect_index
+from kvindex.session import WorkerSession
+from services.worker.snapshots import Snapshots
+
+_log = logging.getLogger(__name__)
+
+
+class Registration:
+    """One worker#epoch in the index, from `start` to `close`."""
+
+    def __init__(self, config: IndexConfig, info: WorkerInfo, snapshots: Snapshots) -> None:
+        self._snapshots = snapshots
+        self._load = WorkerLoad(num_free_blocks=info.num_blocks)
+        self._task: asyncio.Task[None] | None = None
+        self._index: PrefixIndex | None = None
+        self._session: WorkerSession | None = None
+        if config.redis_url:
+            self._index = connect_index(config)
+            self._session = WorkerSession(
+                self._index, info, lambda: self._load, self._take_snapshot, config
+            )
+
+    def start(self) -> None:
+        """Join the index, now or as soon as it can be reached."""
+        if self._session is not None:
+            self._task = asyncio.create_task(self._session.run(), name="registration")
+            self._task.add_done_callback(_log_failure)
+
+    def note_step(self, step: StepDone) -> None:
+        """Pass the step's cache events and load on; a report goes out soon where it names other
+        requests.
+        """
+        if self._session is None:
+            return
+        names_changed = step.load.named_request_ids != self._load.named_request_ids
+        self._load = step.load
+        self._session.accept(step.first_event_number, step.events)
+        if names_changed:
+            self._session.report_now()
+
+    async def close(self) -> None:
+        """Leave the index, if it can be reached. Idempotent."""
+        if self._session is None or self._index is None:
+            return
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await self._session.leave()
+        await self._index.close()
+        self._session = self._index = None
+
+    async def _take_snapshot(self) -> CacheSnapshot:
+        taken = await self._snapshots.take()
+        return CacheSnapshot(taken.sequence_number, taken.hashes)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _log.error("registration ended by its own fault", exc_info=task.exception())
