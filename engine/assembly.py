@@ -31,7 +31,8 @@ from engine.sampler.sampler import Sampler
 from engine.scheduler.config import SchedulerConfig
 from engine.scheduler.scheduler import Scheduler
 from kvtransfer.config import TransferConfig
-from kvtransfer.transports.tcp import TcpReceiver, TcpSender
+from kvtransfer.transports.tcp.receiver import TcpReceiver
+from kvtransfer.transports.tcp.sender import TcpSender
 
 _EPOCH_BITS = 63
 _STEP_SECONDS = 0.2

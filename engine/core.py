@@ -116,12 +116,12 @@ class EngineCore:
             PrefillRenewed: self._prefill_side.renewed,
             PrefillEnded: self._prefill_side.ended,
             TakeSnapshot: self._take_snapshot,
-            ResetPrefixCache: lambda _: pool.reset_prefix_cache(),
+            ResetPrefixCache: self._reset_prefix_cache,
             Shutdown: self._shutdown,
             RunAdmitted: self._decode_side.run_admitted,
             SessionComplete: self._decode_side.complete,
             ReceiveFailed: self._decode_side.receive_failed,
-            WriterLeft: lambda e: pool.settle(e.block),
+            WriterLeft: self._writer_left,
             BlockAcknowledged: lambda _: None,  # counted by the mover; blocks go with their session
             SendFailed: self._prefill_side.send_failed,
             SessionDrained: self._prefill_side.drained,
@@ -140,7 +140,6 @@ class EngineCore:
         for item in self._inbox.drain(wait_s):
             self.handle(item)
         self._expire()
-        self._prefill_side.announce_next()
         self._step()
         self._decode_side.offer_room()
         self._tell()
@@ -207,9 +206,9 @@ class EngineCore:
 
     def _step(self) -> None:
         output = self._scheduler.schedule()
+        self._prefill_side.announce_next()
         if not output.items:
             return
-        self._reporter.note_step(output)
         for item in output.items:
             self._outbox.mark_scheduled(item.sequence.request.id)
         logits = self._forward(output)
@@ -262,6 +261,12 @@ class EngineCore:
         self._tell()
         number = self._reporter.last_event_number
         self._send(SnapshotTaken(message.query_id, number, self._reporter.published()))
+
+    def _reset_prefix_cache(self, message: ResetPrefixCache) -> None:
+        self._pool.reset_prefix_cache()
+
+    def _writer_left(self, event: WriterLeft) -> None:
+        self._pool.settle(event.block)
 
     def _shutdown(self, message: Shutdown) -> None:
         self._stop_at_ms = monotonic_ms() + message.drain_ms

@@ -9,7 +9,6 @@ from engine.kvcache.block_pool import BlockPool
 from engine.messages import ChoiceOutput, EngineStats, StepDone
 from engine.remote.decode_side import DecodeSide
 from engine.remote.prefill_side import PrefillSide
-from engine.scheduler.output import SchedulerOutput
 from engine.scheduler.scheduler import Scheduler
 from kvtransfer.transports.base import Receiver, Sender
 
@@ -33,20 +32,7 @@ class Reporter:
         self._receiver = receiver
         self._sender = sender
         self._last = EngineStats()
-        self._num_steps = 0
-        self._num_preemptions = 0
-        self._num_computed_prompt_tokens = 0
-        self._num_generated_tokens = 0
         self.last_event_number = 0
-
-    def note_step(self, output: SchedulerOutput) -> None:
-        """Count what a step is about to run."""
-        self._num_steps += 1
-        self._num_preemptions += len(output.preempted)
-        for item in output.items:
-            prompt_end = min(item.start + item.num_tokens, item.sequence.num_prompt_tokens)
-            self._num_computed_prompt_tokens += max(0, prompt_end - item.start)
-            self._num_generated_tokens += item.num_samples
 
     def report(self, outputs: list[ChoiceOutput], events: list[CacheEvent]) -> StepDone | None:
         """The message, or None when nothing has changed since the last one."""
@@ -72,6 +58,7 @@ class Reporter:
 
     def _stats(self) -> EngineStats:
         scheduler, pool, sessions = self._scheduler, self._pool, self._decode_side.counters
+        totals = scheduler.counters
         received, sent = self._receiver.counters, self._sender.counters
         return EngineStats(
             num_running=scheduler.num_running,
@@ -84,15 +71,15 @@ class Reporter:
             num_quarantined_blocks=pool.num_quarantined,
             kv_cache_usage=pool.usage,
             waiting_prefill_tokens=scheduler.waiting_prefill_tokens,
-            steps_total=self._num_steps,
-            preemptions_total=self._num_preemptions,
-            prompt_tokens_total=scheduler.counters.prompt_tokens,
-            computed_prompt_tokens_total=self._num_computed_prompt_tokens,
-            cached_prompt_tokens_total=scheduler.counters.cached_prompt_tokens,
-            received_prompt_tokens_total=sessions.received_prompt_tokens,
-            generation_tokens_total=self._num_generated_tokens,
-            prefix_cache_queries_total=scheduler.counters.prefix_queries,
-            prefix_cache_hits_total=scheduler.counters.prefix_hits,
+            steps_total=totals.steps,
+            preemptions_total=totals.preemptions,
+            prompt_tokens_total=totals.prompt_tokens,
+            computed_prompt_tokens_total=totals.computed_prompt_tokens,
+            cached_prompt_tokens_total=totals.prefix_cache_hits,
+            received_prompt_tokens_total=totals.received_prompt_tokens,
+            generation_tokens_total=totals.generation_tokens,
+            prefix_cache_queries_total=totals.prefix_cache_queries,
+            prefix_cache_hits_total=totals.prefix_cache_hits,
             sessions_opened_total=sessions.opened,
             sessions_completed_total=sessions.completed,
             sessions_failed_total=sessions.failed,

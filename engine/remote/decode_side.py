@@ -49,7 +49,6 @@ class DecodeCounters:
         self.completed = 0
         self.failed = 0
         self.local_fallbacks = 0
-        self.received_prompt_tokens = 0
 
 
 class DecodeSide:
@@ -261,10 +260,6 @@ class DecodeSide:
         self._forget(arrival)
         self._send(EndPrefill(arrival.session, arrival.attempt, completed=True))
         self.counters.completed += 1
-        num_received = (
-            sequence.num_prompt_tokens - arrival.num_pinned_blocks * self._config.block_size
-        )
-        self.counters.received_prompt_tokens += max(0, num_received)
         arrival.timeline.mark("admitted")
         self._scheduler.admit_with_kv(sequence, sequence.num_prompt_tokens)
 

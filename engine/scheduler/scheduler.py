@@ -154,6 +154,10 @@ class Scheduler:
         num_tokens = sequence.num_arriving_tokens
         return self.kv.num_blocks_for(num_tokens) + self._num_tail_copies(sequence)
 
+    def count_cached_tokens(self, sequence: Sequence) -> int:
+        """Leading tokens of a sequence that are cached now; holds nothing, so it is a hint."""
+        return self.kv.count_cached_tokens(sequence)
+
     def pin_prefix(self, sequence: Sequence, max_tokens: int) -> int:
         """Match and hold what is cached of an arriving sequence; how many leading tokens its table covers then.
 
@@ -319,6 +323,12 @@ class Scheduler:
         """The other side granted: the session, which holds its blocks, runs at its turn."""
         assert len(sequence.block_table), "a session without blocks cannot be granted"
         sequence.gate = Gate.OPEN
+
+    def halt(self, sequence: Sequence) -> None:
+        """A session runs no further; it keeps its blocks until `release`, since somebody may still read them."""
+        if sequence in self._sessions and not sequence.is_finished:
+            self._detach(sequence)
+            self._mark_finished(sequence, ABORT, None)
 
     def release(self, sequence: Sequence) -> None:
         """End a session wherever it stands and give its blocks back. Idempotent."""

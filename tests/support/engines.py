@@ -55,7 +55,8 @@ from engine.sampler.sampler import Sampler
 from engine.scheduler.config import SchedulerConfig
 from engine.scheduler.scheduler import Scheduler
 from kvtransfer.config import TransferConfig
-from kvtransfer.transports.tcp import TcpReceiver, TcpSender
+from kvtransfer.transports.tcp.receiver import TcpReceiver
+from kvtransfer.transports.tcp.sender import TcpSender
 from tests.support.tiny_model import tiny_model
 
 BLOCK_SIZE = 16
