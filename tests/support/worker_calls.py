@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -103,7 +104,10 @@ async def gateway(
 
 
 async def eventually(condition: Any, seconds: float = 10.0) -> None:
-    """Wait until `condition()` is true."""
+    """Wait until `condition()` is true, or its result once awaited."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - the condition may be in another process
+        while True:
+            value = condition()
+            if await value if inspect.isawaitable(value) else value:
+                return
             await asyncio.sleep(0.01)

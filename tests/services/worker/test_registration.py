@@ -1,6 +1,7 @@
-"""A worker in the index: it joins, reports, publishes, comes back after the index was away, and leaves."""
+"""A worker in the index: it joins, reports, publishes, comes back after the index was away, and
+leaves.
+"""
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,7 @@ from kvindex.base import PrefixIndex
 from kvindex.config import IndexConfig
 from kvindex.connect import connect_index
 from services.cluster.valkey import ValkeyServer, start_valkey
-from tests.support.worker_calls import gateway, make_front, make_request
+from tests.support.worker_calls import eventually, gateway, make_front, make_request
 
 
 @pytest.fixture
@@ -25,9 +26,10 @@ async def worker_ids(index: PrefixIndex) -> list[str]:
 
 
 async def wait_for_workers(index: PrefixIndex, *expected: str) -> None:
-    async with asyncio.timeout(10):
-        while await worker_ids(index) != list(expected):
-            await asyncio.sleep(0.02)
+    async def are_there() -> bool:
+        return await worker_ids(index) == list(expected)
+
+    await eventually(are_there)
 
 
 async def test_a_worker_joins_publishes_and_leaves(server: ValkeyServer) -> None:
@@ -40,9 +42,11 @@ async def test_a_worker_joins_publishes_and_leaves(server: ValkeyServer) -> None
         async with gateway(front) as end:
             await end.submit(make_request("r1"))
             await end.ending("r1")
-        async with asyncio.timeout(10):
-            while not (await index.workers())[0].report.last_event_number:
-                await asyncio.sleep(0.02)
+
+        async def are_published() -> bool:
+            return bool((await index.workers())[0].report.last_event_number)
+
+        await eventually(are_published)
     assert await worker_ids(index) == []
     await index.close()
 
