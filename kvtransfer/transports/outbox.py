@@ -224,6 +224,8 @@ class Outbox:
     def close(self) -> None:
         """Let go of the pool's memory; nothing is posted."""
         self._pool = memoryview(b"")
+        for session in self._sessions.values():
+            session.lane.drop(session)
         self._sessions.clear()
         self.lanes.clear()
 
