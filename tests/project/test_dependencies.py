@@ -6,9 +6,13 @@ import tomllib
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = pathlib.Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+FILE = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = FILE["project"]
+SETUPTOOLS = FILE["tool"]["setuptools"]
+PACKAGES = ("core", "kernels", "kvtransfer", "kvindex", "engine", "services")
 EXTRAS = PROJECT["optional-dependencies"]
 
 # What lmcache 0.5.6 resolves to beside torch 2.13: its pins and caps, and the fastapi that they leave.
@@ -55,8 +59,6 @@ def test_ranges_admit_what_lmcache_caps(name, version):
 
 
 def test_pins_stay_under_the_caps():
-    from packaging.version import Version
-
     for name, cap in LMCACHE_CAPS.items():
         if name != "transformers":
             assert Version(pins()[name]) <= Version(cap)
@@ -66,3 +68,25 @@ def test_torch_is_a_range_of_one_major_version():
     (torch,) = [requirement for name, requirement in all_requirements() if name == "torch"]
     assert torch.specifier.contains("2.13.0")
     assert not torch.specifier.contains("3.0.0")
+
+
+# ---------------------------------------------------------------- what is in the wheel
+
+
+def test_every_package_is_installed():
+    assert set(SETUPTOOLS["packages"]["find"]["include"]) == {
+        *PACKAGES,
+        *(f"{package}.*" for package in PACKAGES),
+    }
+
+
+def test_every_folder_with_python_is_a_package():
+    folders = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_every_data_file_of_a_package_is_installed():
+    suffixes = {pattern.rpartition("*")[2] for pattern in SETUPTOOLS["package-data"]["*"]}
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file()]
+    data = {path.suffix for path in files if "__pycache__" not in path.parts} - {".py"}
+    assert data <= suffixes
