@@ -53,7 +53,7 @@ class KVManager:
             sequence.chain = HashChain(self._hash_root, self.block_size, salt)
 
     def count_cached_tokens(self, sequence: Sequence) -> int:
-        """Tokens of the longest cached head, holding nothing."""
+        """Leading tokens whose KV is in the pool now; takes nothing, so it is a hint."""
         return len(self._match(sequence, sequence.num_tokens)[0]) * self.block_size
 
     # ---- taking blocks
@@ -85,7 +85,7 @@ class KVManager:
         Call only while every block in the table is whole and verified.
         """
         held = len(sequence.block_table)
-        matched = self._match(sequence, max_tokens)
+        matched = self._match(sequence, min(max_tokens, sequence.num_tokens))
         self._acquire(sequence, [ids[held:] for ids in matched])
         return sequence.num_computed_tokens
 

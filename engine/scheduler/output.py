@@ -5,6 +5,7 @@ The decision is counts, never token values, so that a step can be planned before
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -56,3 +57,13 @@ class SequenceUpdate(NamedTuple):
     tokens: list[SampledToken]
     finish_reason: str
     stop_token_id: int | None
+
+
+def make_updates(
+    choices: Iterable[Sequence], tokens: Iterable[SampledToken]
+) -> list[SequenceUpdate]:
+    """One update a choice that just got one token."""
+    return [
+        SequenceUpdate(choice, choice.choice, [token], choice.finish_reason, choice.stop_token_id)
+        for choice, token in zip(choices, tokens, strict=True)
+    ]
