@@ -1,0 +1,22 @@
+"""What every test runs under: one thread a process, no network for model files, no clock in property tests.
+
+`make test` sets the same variables; setting them here too makes a bare `pytest` the same run. Child processes inherit
+them.
+"""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+for name, value in {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+}.items():
+    os.environ.setdefault(name, value)
+
+# Other processes share the cores: how long one example takes says nothing about the code.
+settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("baton")
