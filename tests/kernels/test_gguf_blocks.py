@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.gguf_formats import FORMATS, FORMAT_BY_NAME, BlockFormat
+from kernels.gguf_formats import FORMAT_BY_NAME, FORMATS, BlockFormat
 from kernels.reference.gguf_blocks import dequantize
 
 _HALF_OFFSETS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q4_K": (0, 2), "Q5_K": (0, 2)}
