@@ -20,7 +20,9 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZE
 BENCH_ENV := OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 PYTEST := $(TEST_ENV) $(VENV)/bin/python -m pytest -q
 PROTO := proto/services/rpc/v1/baton.proto
-BENCHES = $(patsubst benchmarks/%/__main__.py,%,$(wildcard benchmarks/*/__main__.py))
+# A benchmark is benchmarks/NAME/__main__.py, or benchmarks/NAME.py with a main block.
+BENCH_FILES = $(wildcard benchmarks/*/__main__.py) $(shell grep -ls '^if __name__' benchmarks/*.py)
+BENCHES = $(patsubst benchmarks/%,%,$(patsubst %.py,%,$(subst /__main__.py,.py,$(BENCH_FILES))))
 
 .PHONY: help serve test test-fast test-system lint fmt bench proto
 
