@@ -189,6 +189,7 @@ class EventPublisher:
             self._needs_snapshot = True
             raise
         if not self._is_applied(result):
+            self._needs_snapshot = True
             return
         self._published_end = snapshot.sequence_number + 1
         self._forget_published()

@@ -17,7 +17,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from core.errors import ConfigError
 from kvindex.base import IndexCounters, IndexUnavailable
@@ -71,6 +71,10 @@ class RedisConnection:
         except TimeoutError:
             limit_ms = round(self._timeout_s * 1000)
             raise self._failed(f"no answer within {limit_ms} ms") from None
+        except ResponseError as error:
+            # The server is well and refuses this one call (it is full, say): others may go through.
+            self._counters.failures_total += 1
+            raise IndexUnavailable(f"index: refused: {type(error).__name__}: {error}") from error
         except (RedisError, OSError) as error:
             raise self._failed(f"{type(error).__name__}: {error}") from error
         self.is_up, self._down_until_s = True, 0.0

@@ -15,7 +15,7 @@ _FOLDER = Path(__file__).parent / "lua"
 
 _READ_ONLY = "#!lua flags=no-writes\n"
 _WRITES = "#!lua\n"
-# A full server must not end leases: a report only overwrites what the worker's entry already takes.
+# A full server refuses blocks, never workers: leases, reports and reservations are few, small and short-lived.
 _WRITES_WHEN_FULL = "#!lua flags=allow-oom\n"
 
 
@@ -35,7 +35,7 @@ def load_script(name: str) -> Script:
         case "match" | "workers":
             parts = ["prelude", "reports", name]
             shebang = _READ_ONLY
-        case "heartbeat" | "deregister" | "release":
+        case "register" | "heartbeat" | "deregister" | "reserve" | "release":
             parts = ["prelude", name]
             shebang = _WRITES_WHEN_FULL
         case _:

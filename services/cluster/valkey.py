@@ -132,20 +132,21 @@ class ValkeyServer:
             time.sleep(_POLL_S)
 
     def _answers(self) -> bool:
+        """Whether our process, and not another one on the same port, answers."""
         family = socket.AF_UNIX if self.port is None else socket.AF_INET
         address = str(self.socket_path) if self.port is None else ("127.0.0.1", self.port)
         with socket.socket(family, socket.SOCK_STREAM) as client:
             client.settimeout(1.0)
             try:
                 client.connect(address)
-                client.sendall(b"PING\r\n")
-                return client.recv(16).startswith(b"+PONG")
+                client.sendall(b"INFO server\r\n")
+                return f"process_id:{self.pid}\r\n".encode() in client.recv(65536)
             except OSError:
                 return False
 
     def _last_words(self) -> str:
         lines = self._log_path.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return " | ".join(lines[-3:]) if lines else "it said nothing"
 
     def _end(self, with_signal: signal.Signals) -> None:
         process, self._process = self._process, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,14 @@ def running_valkey(
         yield server
     finally:
         server.stop()
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listened on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 async def command(server: ValkeyServer, *words: Any) -> Any:
