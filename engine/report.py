@@ -75,7 +75,7 @@ class Reporter:
             preemptions_total=totals.preemptions,
             prompt_tokens_total=totals.prompt_tokens,
             computed_prompt_tokens_total=totals.computed_prompt_tokens,
-            cached_prompt_tokens_total=totals.prefix_cache_hits,
+            cached_prompt_tokens_total=totals.cached_prompt_tokens,
             received_prompt_tokens_total=totals.received_prompt_tokens,
             generation_tokens_total=totals.generation_tokens,
             prefix_cache_queries_total=totals.prefix_cache_queries,

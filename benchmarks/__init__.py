@@ -1,0 +1,1 @@
+"""Measurements: `make bench-NAME` runs `benchmarks.NAME`. They are never tests."""
