@@ -1,17 +1,154 @@
-"""Chooses tokens for a batch of rows; see `kernels.reference.sampling` for the rule."""
+"""Chooses tokens for a batch of rows; the rule is `kernels.reference.sampling`.
+
+Greedy rows that nothing adjusts take one pass together. All others are copied, a few rows at a time so that their
+float64 weights stay in cache, adjusted and drawn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
-from engine.sampler.rows import SampledToken, SampleRow
+from core.request import SamplingParams
+from engine.sampler.rows import Logprobs, SampledToken, SampleRow
+from kernels.reference import sampling
+from kernels.reference.philox import uniforms
+
+_CHUNK_ROWS = 8
+_LEAST_TEMPERATURE = 0.01
+"""Smaller temperatures above 0 are raised to this, as users of vLLM know it."""
 
 
 class Sampler:
-    """Stateless: what it answers depends on the rows alone, never on their company or on earlier steps."""
+    """Stateless: what it answers for a row depends on that row alone, never on its company or on earlier steps."""
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
-        """One token a row. logits: [num_rows, vocab_size] float32, not changed."""
-        raise NotImplementedError
+    def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
+        """One token for each of `rows`. logits: float32 [num_logits_rows, vocab_size], not changed."""
+        token_ids = [0] * len(rows)
+        plain = [index for index, row in enumerate(rows) if _is_plain_greedy(row)]
+        others = [index for index, row in enumerate(rows) if not _is_plain_greedy(row)]
+        if plain:
+            chosen = sampling.argmax(_select(logits, [rows[index].logits_row for index in plain]))
+            for index, token_id in zip(plain, chosen.tolist(), strict=True):
+                token_ids[index] = token_id
+        for chunk in _chunks(others):
+            chosen_ids = _choose(logits, [rows[index] for index in chunk])
+            for index, token_id in zip(chunk, chosen_ids, strict=True):
+                token_ids[index] = token_id
+        logprobs = _logprobs(logits, rows, token_ids)
+        return [SampledToken(token_id, logprobs.get(i)) for i, token_id in enumerate(token_ids)]
+
+
+def _is_plain_greedy(row: SampleRow) -> bool:
+    return row.params.is_greedy and not _is_adjusted(row)
+
+
+def _is_adjusted(row: SampleRow) -> bool:
+    params = row.params
+    return bool(
+        row.banned_token_ids
+        or row.allowed_token_ids is not None
+        or params.logit_bias
+        or params.repetition_penalty != 1.0
+        or params.frequency_penalty
+        or params.presence_penalty
+    )
+
+
+def _select(logits: Tensor, indices: list[int]) -> Tensor:
+    """Rows of the logits by index; the tensor itself when those are all rows in order."""
+    if indices == list(range(len(logits))):
+        return logits
+    return logits[torch.tensor(indices)]
+
+
+def _chunks(indices: list[int]) -> Iterator[list[int]]:
+    for start in range(0, len(indices), _CHUNK_ROWS):
+        yield indices[start : start + _CHUNK_ROWS]
+
+
+def _choose(logits: Tensor, rows: list[SampleRow]) -> list[int]:
+    """Tokens of a few rows that need their own copy of the logits."""
+    own = logits[torch.tensor([row.logits_row for row in rows])]  # [rows, vocab_size], a copy
+    for row, values in zip(rows, own, strict=True):
+        if _is_adjusted(row):
+            _adjust(values, row)
+    token_ids = [0] * len(rows)
+    for is_greedy in (True, False):
+        group = [index for index, row in enumerate(rows) if row.params.is_greedy == is_greedy]
+        if not group:
+            continue
+        values = own if len(group) == len(rows) else own[torch.tensor(group)]
+        members = [rows[index] for index in group]
+        chosen = sampling.argmax(values) if is_greedy else _draw(values, members)
+        for index, token_id in zip(group, chosen.tolist(), strict=True):
+            token_ids[index] = token_id
+    return token_ids
+
+
+def _draw(values: Tensor, rows: list[SampleRow]) -> Tensor:
+    params = [row.params for row in rows]
+    numbers = uniforms(
+        [p.seed for p in params], [r.output_position for r in rows], [r.choice for r in rows]
+    )
+    return sampling.draw(
+        values,
+        numbers,
+        temperatures=[max(p.temperature, _LEAST_TEMPERATURE) for p in params],
+        top_k=[p.top_k for p in params],
+        top_p=[p.top_p for p in params],
+        min_p=[p.min_p for p in params],
+    )
+
+
+def _adjust(values: Tensor, row: SampleRow) -> None:
+    """What changes which token even a greedy row takes, in the order of the specification. values: [vocab_size]."""
+    params, vocab_size = row.params, len(values)
+    if row.allowed_token_ids is not None:
+        sampling.allow_only(values, _ids(row.allowed_token_ids, vocab_size))
+    if row.banned_token_ids:
+        sampling.ban(values, _ids(row.banned_token_ids, vocab_size))
+    if params.logit_bias:
+        pairs = [
+            (token_id, bias) for token_id, bias in params.logit_bias if 0 <= token_id < vocab_size
+        ]
+        bias = torch.tensor([bias for _, bias in pairs], dtype=values.dtype)
+        sampling.add_bias(values, _ids([token_id for token_id, _ in pairs], vocab_size), bias)
+    _penalise(values, row, params)
+
+
+def _penalise(values: Tensor, row: SampleRow, params: SamplingParams) -> None:
+    vocab_size = len(values)
+    if params.repetition_penalty != 1.0:
+        seen = {*row.prompt_token_ids, *row.output_token_ids}
+        sampling.penalise_repetition(
+            values, _ids(sorted(seen), vocab_size), params.repetition_penalty
+        )
+    if (params.frequency_penalty or params.presence_penalty) and row.output_token_ids:
+        output = _ids(row.output_token_ids, vocab_size)
+        sampling.penalise_frequency(
+            values, output, params.frequency_penalty, params.presence_penalty
+        )
+
+
+def _ids(token_ids: Sequence[int], vocab_size: int) -> Tensor:
+    """Ids that the model has, as an index: one beyond its vocabulary names no logit."""
+    return torch.tensor([i for i in token_ids if 0 <= i < vocab_size], dtype=torch.int64)
+
+
+def _logprobs(
+    logits: Tensor, rows: Sequence[SampleRow], token_ids: list[int]
+) -> dict[int, Logprobs]:
+    """For each row that wants them, by index: of the logits as the model gave them."""
+    wanted = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
+    found: dict[int, Logprobs] = {}
+    for chunk in _chunks(wanted):
+        own = logits[torch.tensor([rows[index].logits_row for index in chunk])]
+        normalisers = sampling.log_normalisers(own).tolist()
+        for index, values, normaliser in zip(chunk, own, normalisers, strict=True):
+            num_top = rows[index].params.logprobs or 0
+            answer = sampling.row_logprobs(values, normaliser, token_ids[index], num_top)
+            found[index] = Logprobs(*answer)
+    return found
