@@ -83,7 +83,7 @@ class FolderWeights:
         for name in sorted(self._file_of):
             values = self._stored(name)
             state.update(pack_fields([name, str(values.dtype), *values.shape]))
-            state.update(values.contiguous().flatten().view(torch.uint8).numpy())
+            state.update(values.contiguous().flatten().view(torch.uint8).numpy().data)
         return state.hexdigest()
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from core.errors import ModelLoadError
 from engine.loading.folder import read_json
 from engine.models.config import ModelConfig
 from engine.models.registry import Architecture, find_architecture
-from engine.models.rope import RopeConfig
+from engine.models.rope import RopeConfig, reach
 
 
 class ConfigReader:
@@ -106,10 +106,9 @@ def read_folder_config(folder: Path) -> ModelConfig:
         raise ModelLoadError(f"{path}: {error.message}") from None
     _refuse_what_cannot_be_served(config, path)
     num_heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
-    num_layers, max_position = (
-        config.integer("num_hidden_layers"),
-        config.integer("max_position_embeddings"),
-    )
+    num_layers = config.integer("num_hidden_layers")
+    max_position = config.integer("max_position_embeddings")
+    rope = _read_rope(config, max_position)
     has_attention_bias = config.flag("attention_bias", False)
     return ModelConfig(
         architecture=architecture.name,
@@ -120,9 +119,9 @@ def read_folder_config(folder: Path) -> ModelConfig:
         num_kv_heads=config.integer("num_key_value_heads", num_heads),
         head_dim=config.integer("head_dim", hidden_size // max(num_heads, 1)),
         vocab_size=config.integer("vocab_size"),
-        max_position=max_position,
+        max_position=reach(rope, max_position),
         norm_epsilon=config.number("rms_norm_eps", 1e-6),
-        rope=_read_rope(config, max_position),
+        rope=rope,
         is_tied=config.flag("tie_word_embeddings", False),
         layer_windows=_layer_windows(config, architecture, num_layers),
         has_qkv_bias=architecture.has_qkv_bias or has_attention_bias,
@@ -170,13 +169,15 @@ def _read_rope(config: ConfigReader, max_position: int) -> RopeConfig:
     theta = config.number("rope_theta", 10000.0)
     if section is None:
         return RopeConfig(theta=theta)
+    kind = section.text("rope_type", section.text("type", "default"))
+    original = section.integer("original_max_position_embeddings", max_position)
+    original = config.integer("original_max_position_embeddings", original)
     attention = section.number("attention_factor") if section.has("attention_factor") else None
-    original = config.integer("original_max_position_embeddings", 0)
     return RopeConfig(
         theta=section.number("rope_theta", theta),
-        kind=section.text("rope_type", section.text("type", "default")),
-        factor=section.number("factor", 1.0),
-        original_max_position=section.integer("original_max_position_embeddings", original),
+        kind=kind,
+        factor=_scaling_factor(section, kind, max_position / max(original, 1)),
+        original_max_position=original,
         low_freq_factor=section.number("low_freq_factor", 1.0),
         high_freq_factor=section.number("high_freq_factor", 4.0),
         beta_fast=section.number("beta_fast", 32.0),
@@ -188,6 +189,13 @@ def _read_rope(config: ConfigReader, max_position: int) -> RopeConfig:
         short_factors=section.numbers("short_factor"),
         long_factors=section.numbers("long_factor"),
     )
+
+
+def _scaling_factor(section: ConfigReader, kind: str, stretch: float) -> float:
+    """Named by the config; yarn and longrope fall back on how far the model was stretched."""
+    if kind == "default":
+        return 1.0
+    return section.number("factor", stretch if kind in ("yarn", "longrope") else None)
 
 
 def _eos_token_ids(config: ConfigReader, folder: Path) -> tuple[int, ...]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import torch
 
 from core.errors import ModelLoadError
@@ -9,7 +12,7 @@ from engine.loading.gguf_file import GgufFile, MetadataValue
 from engine.loading.gguf_weights import ROPE_FACTORS
 from engine.models.config import ModelConfig
 from engine.models.registry import find_gguf_architecture
-from engine.models.rope import RopeConfig
+from engine.models.rope import RopeConfig, reach
 from kernels.reference.gguf_blocks import dequantize
 
 
@@ -88,6 +91,8 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
     hidden_size = metadata.integer("{arch}.embedding_length")
     head_dim = metadata.integer("{arch}.attention.key_length", hidden_size // max(num_heads, 1))
     _refuse_other_head_sizes(metadata, head_dim)
+    max_position = metadata.integer("{arch}.context_length")
+    rope = _read_rope(metadata, file)
     window = metadata.integer("{arch}.attention.sliding_window", 0)
     return ModelConfig(
         architecture=architecture.name,
@@ -98,9 +103,9 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
         num_kv_heads=metadata.integer("{arch}.attention.head_count_kv", num_heads),
         head_dim=head_dim,
         vocab_size=_vocab_size(file),
-        max_position=metadata.integer("{arch}.context_length"),
+        max_position=reach(rope, max_position),
         norm_epsilon=metadata.number("{arch}.attention.layer_norm_rms_epsilon"),
-        rope=_read_rope(metadata, file),
+        rope=replace(rope, original_max_position=rope.original_max_position or max_position),
         is_tied="output.weight" not in file.tensors,
         layer_windows=(window or None,) * num_layers,
         has_qkv_bias="blk.0.attn_q.bias" in file.tensors,
@@ -136,7 +141,7 @@ def _eos_token_ids(metadata: GgufMetadata) -> tuple[int, ...]:
 
 def _read_rope(metadata: GgufMetadata, file: GgufFile) -> RopeConfig:
     kind = metadata.text("{arch}.rope.scaling.type", "none")
-    attention_key = "{arch}.rope.scaling.attn_factor"
+    factor = metadata.number("{arch}.rope.scaling.factor", 1.0)
     divisors: tuple[float, ...] = ()
     if ROPE_FACTORS in file.tensors:
         entry = file.tensors[ROPE_FACTORS]
@@ -145,8 +150,19 @@ def _read_rope(metadata: GgufMetadata, file: GgufFile) -> RopeConfig:
     return RopeConfig(
         theta=metadata.number("{arch}.rope.freq_base", 10000.0),
         kind="default" if kind == "none" else kind,
-        factor=metadata.number("{arch}.rope.scaling.factor", 1.0),
+        factor=factor,
         original_max_position=metadata.integer("{arch}.rope.scaling.original_context_length", 0),
-        attention_factor=metadata.number(attention_key) if metadata.has(attention_key) else None,
+        attention_factor=_attention_factor(metadata, factor),
+        beta_fast=metadata.number("{arch}.rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=metadata.number("{arch}.rope.scaling.yarn_beta_slow", 1.0),
         divisors=divisors,
     )
+
+
+def _attention_factor(metadata: GgufMetadata, factor: float) -> float | None:
+    """GGUF's value multiplies what the scaling itself implies; None when the file names none."""
+    key = "{arch}.rope.scaling.attn_factor"
+    if not metadata.has(key):
+        return None
+    implied = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
+    return metadata.number(key) * implied

@@ -98,7 +98,7 @@ class GgufWeights:
         state = xxhash.xxh3_128()
         for name, entry in sorted(self._file.tensors.items()):
             state.update(pack_fields([name, entry.block_format.name, *entry.shape]))
-            state.update(self._file.raw(name).numpy())
+            state.update(self._file.raw(name).numpy().data)
         return state.hexdigest()
 
     def close(self) -> None:

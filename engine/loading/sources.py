@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from core.errors import ModelLoadError
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
 """What is taken of a Hub repository: weights as safetensors, config and tokenizer. No code, no pickles."""
@@ -50,13 +53,7 @@ def resolve_source(name: str, revision: str = "") -> ModelSource:
 
 
 def _is_hub_id(name: str) -> bool:
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return not name.endswith(".gguf") and name.count("/") <= 1
+    return _HUB_ID.fullmatch(name) is not None and not name.endswith(".gguf")
 
 
 def _fetch(name: str, revision: str) -> ModelSource:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.models.config import ModelConfig
-from engine.models.rope import rope_tables
+from engine.models.rope import rope_angles, rope_frequencies
 from kernels import ops
 from kernels.step import StepMetadata
 from kernels.weights import Weight
@@ -76,8 +76,9 @@ class DecoderModel:
         self.config = config
         self.dtype = dtype
         self._weights = weights
-        cos, sin = rope_tables(config.rope, config.head_dim, config.max_position)
-        self._cos, self._sin = cos.to(dtype), sin.to(dtype)  # [max_position, head_dim / 2]
+        self._frequencies, self._rope_factor = rope_frequencies(
+            config.rope, config.head_dim, config.max_position
+        )  # [head_dim / 2]
         self._scale = config.head_dim**-0.5
 
     def forward(
@@ -89,7 +90,8 @@ class DecoderModel:
     ) -> Tensor:
         """See Model.forward."""
         epsilon = self.config.norm_epsilon
-        cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+        cos, sin = rope_angles(positions, self._frequencies, self._rope_factor)
+        cos, sin = cos.to(self.dtype), sin.to(self.dtype)  # [T, head_dim / 2]
         residual = ops.embedding(token_ids, self._weights.embedding)  # [T, H]
         normed = ops.rms_norm(residual, self._weights.layers[0].attention_norm, epsilon)
         for number, layer in enumerate(self._weights.layers):

@@ -60,12 +60,20 @@ class RopeConfig:
             )
 
 
-def rope_tables(config: RopeConfig, head_dim: int, max_position: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position, `[max_position, head_dim / 2]` float32 each."""
-    frequencies, factor = rope_frequencies(config, head_dim, max_position)
-    positions = torch.arange(max_position, dtype=torch.float32)
-    angles = torch.outer(positions, frequencies)
-    return angles.cos() * factor, angles.sin() * factor
+def rope_angles(positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """cos and sin for `positions [T]`, `[T, head_dim / 2]` float32 each."""
+    angles = torch.outer(positions.float(), frequencies)
+    return angles.cos().mul_(factor), angles.sin().mul_(factor)
+
+
+def reach(config: RopeConfig, max_position: int) -> int:
+    """The longest position served: some kinds of scaling reach past the model's `max_position`."""
+    if config.kind == "linear":
+        return int(max_position * max(config.factor, 1.0))
+    if config.kind == "yarn":
+        original = config.original_max_position or max_position
+        return max(max_position, int(original * config.factor))
+    return max_position
 
 
 def rope_frequencies(config: RopeConfig, head_dim: int, max_position: int) -> tuple[Tensor, float]:
@@ -157,6 +165,6 @@ def _longrope(
     divisors = _divisors(values, 2 * base.shape[0])
     if config.attention_factor is not None:
         return base / divisors, config.attention_factor
-    ratio = max_position / original
-    factor = 1.0 if ratio <= 1 else math.sqrt(1 + math.log(ratio) / math.log(original))
+    scaled = config.factor > 1
+    factor = math.sqrt(1 + math.log(config.factor) / math.log(original)) if scaled else 1.0
     return base / divisors, factor
