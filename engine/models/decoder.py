@@ -75,7 +75,7 @@ class DecoderModel:
     def __init__(self, config: ModelConfig, weights: DecoderWeights, dtype: torch.dtype) -> None:
         self.config = config
         self.dtype = dtype
-        self._weights = weights
+        self.weights = weights
         self._frequencies, self._rope_factor = rope_frequencies(
             config.rope, config.head_dim, config.max_position
         )  # [head_dim / 2]
@@ -92,9 +92,9 @@ class DecoderModel:
         epsilon = self.config.norm_epsilon
         cos, sin = rope_angles(positions, self._frequencies, self._rope_factor)
         cos, sin = cos.to(self.dtype), sin.to(self.dtype)  # [T, head_dim / 2]
-        residual = ops.embedding(token_ids, self._weights.embedding)  # [T, H]
-        normed = ops.rms_norm(residual, self._weights.layers[0].attention_norm, epsilon)
-        for number, layer in enumerate(self._weights.layers):
+        residual = ops.embedding(token_ids, self.weights.embedding)  # [T, H]
+        normed = ops.rms_norm(residual, self.weights.layers[0].attention_norm, epsilon)
+        for number, layer in enumerate(self.weights.layers):
             mixed = self._attention(number, layer, normed, cos, sin, layer_views[number], metadata)
             ops.mark(number)
             normed, residual = ops.add_rms_norm(mixed, residual, layer.feed_forward_norm, epsilon)
@@ -105,15 +105,15 @@ class DecoderModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See Model.logits."""
-        return ops.linear(hidden, self._weights.head).float()
+        return ops.linear(hidden, self.weights.head).float()
 
     def _norm_after(self, number: int) -> Tensor:
         """The norm that follows layer `number`: the next layer's, or the final one."""
-        layers = self._weights.layers
+        layers = self.weights.layers
         return (
             layers[number + 1].attention_norm
             if number + 1 < len(layers)
-            else self._weights.final_norm
+            else self.weights.final_norm
         )
 
     def _attention(
