@@ -53,39 +53,20 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
     num_blocks = _num_blocks(config, layout, max_model_len)
     send(EngineProgress(f"allocating {num_blocks} blocks of {layout.block_bytes} bytes"))
     storage = allocate_pool(layout, num_blocks)
-    life = BlockLife(num_blocks)
-    pool = BlockPool(life)
+    pool = BlockPool(BlockLife(num_blocks))
     runner = ModelRunner(model.model, layout, storage, config.layers_per_range)
     send(EngineProgress("measuring the prefill rate"))
     rate = runner.measure_prefill_rate()
-    budget = config.max_num_batched_tokens or _step_budget(rate, config.max_num_seqs)
     identity = _identity(config, model)
-    root = HashRoot.of(
-        identity,
-        algorithm=config.prefix_caching_hash_algo,
-        lossy_settings=(f"kv_dtype={_kv_dtype(config)}",),
-    )
-    scheduler = Scheduler(
-        SchedulerConfig(
-            block_size=config.block_size,
-            max_num_batched_tokens=budget,
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=max_model_len,
-            eos_token_ids=frozenset(model.eos_token_ids),
-            vocab_size=model.config.vocab_size,
-            policy=config.scheduling_policy,
-            hash_root=root if config.enable_prefix_caching else None,
-        ),
-        pool,
-    )
-    receiver, sender = _movers(config, life, storage, layout, inbox)
+    root = _hash_root(config, identity)
+    receiver, sender = _movers(config, pool.life, storage, layout, inbox)
     core = EngineCore(
         config=config,
         inbox=inbox,
         send=send,
         identity=identity,
         layout=layout,
-        scheduler=scheduler,
+        scheduler=Scheduler(_scheduler_config(config, model, root, max_model_len, rate), pool),
         pool=pool,
         storage=storage,
         runner=runner,
@@ -108,6 +89,31 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
         )
     )
     return core
+
+
+def _scheduler_config(
+    config: EngineConfig, model: LoadedModel, root: HashRoot, max_model_len: int, rate: float
+) -> SchedulerConfig:
+    return SchedulerConfig(
+        block_size=config.block_size,
+        max_num_batched_tokens=(
+            config.max_num_batched_tokens or _step_budget(rate, config.max_num_seqs)
+        ),
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        eos_token_ids=frozenset(model.eos_token_ids),
+        vocab_size=model.config.vocab_size,
+        policy=config.scheduling_policy,
+        hash_root=root if config.enable_prefix_caching else None,
+    )
+
+
+def _hash_root(config: EngineConfig, identity: KVIdentity) -> HashRoot:
+    return HashRoot.of(
+        identity,
+        algorithm=config.prefix_caching_hash_algo,
+        lossy_settings=(f"kv_dtype={_kv_dtype(config)}",),
+    )
 
 
 def _movers(

@@ -129,20 +129,25 @@ class EngineCore:
 
     def run(self) -> None:
         """Serve until Shutdown has been heard and its time to drain is over."""
+        wait_s = 0.0
         while True:
-            self.turn(wait_s=0.0 if self._scheduler.has_work else _IDLE_WAIT_S)
+            wait_s = 0.0 if self.turn(wait_s) else _IDLE_WAIT_S
             if self._stop_at_ms is not None and self._may_stop():
                 self._send(EngineStopped())
                 return
 
-    def turn(self, wait_s: float = 0.0) -> None:
-        """One look into the inbox and at most one step. wait_s: how long to wait for something to do."""
+    def turn(self, wait_s: float = 0.0) -> bool:
+        """One look into the inbox and at most one step; whether a step ran.
+
+        wait_s: how long to wait for the inbox. When no step could run, nothing changes until something arrives.
+        """
         for item in self._inbox.drain(wait_s):
             self.handle(item)
         self._expire()
-        self._step()
+        stepped = self._step()
         self._decode_side.offer_room()
         self._tell()
+        return stepped
 
     def handle(self, item: InboxItem) -> None:
         """Act on one message or event."""
@@ -204,17 +209,18 @@ class EngineCore:
 
     # ---- one step
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
         output = self._scheduler.schedule()
         self._prefill_side.announce_next()
         if not output.items:
-            return
+            return False
         for item in output.items:
             self._outbox.mark_scheduled(item.sequence.request.id)
         logits = self._forward(output)
         rows = build_rows(output.items, self._eos_token_ids)
         sampled = self._sampler.sample(logits, rows) if rows else []
         self._deliver(self._scheduler.update(output, sampled))
+        return True
 
     def _forward(self, output: SchedulerOutput) -> Any:
         self._runner.copy_blocks(output.copies)

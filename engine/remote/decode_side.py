@@ -202,7 +202,9 @@ class DecodeSide:
         )
 
     def _has_room(self, arrival: Arrival) -> bool:
-        """The cap on blocks of sequences that do not decode yet; a session alone may exceed it."""
+        """Free blocks, and the cap on those of sequences that do not decode yet, which one alone may exceed."""
+        if not self._scheduler.can_reserve(arrival.sequence):
+            return False
         held = self._scheduler.num_undecoded_blocks
         cap = int(self._pool.num_usable * self._config.arriving_share)
         needed = self._scheduler.blocks_for_prompt(arrival.sequence)
