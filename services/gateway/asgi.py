@@ -1,0 +1,171 @@
+"""What stands between the web server and the endpoints: bodies with limits, streams that end with their client.
+
+Owns no state. A client that leaves is noticed while a request is computed and while its answer is sent, and the
+request is cancelled at once, whether it streams or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.gateway.http_errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    ClientGone,
+    Unauthorized,
+    UnsupportedMedia,
+    error_body,
+    shape_of,
+)
+
+GUARDED_PREFIXES = ("/v1", "/v2", "/inference")
+
+_encode = msgspec.json.Encoder().encode
+
+
+class JsonResponse(Response):
+    """A JSON body, encoded without validation."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """The body's bytes."""
+        return _encode(content)
+
+
+def error_response(error: Exception, retry_after_s: int | None = None) -> Response:
+    """The response of an error."""
+    headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    if isinstance(error, BodyTooLarge | BodyTimeout):
+        headers["Connection"] = "close"
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    return JsonResponse(error_body(error), status_code=shape_of(error).status, headers=headers)
+
+
+async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+    """The request's body, refused before it is read where its head already tells."""
+    _check_media(request)
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise BodyTooLarge(f"the request body has {declared} bytes; at most {max_bytes} are taken")
+    data = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for piece in request.stream():
+                data += piece
+                if len(data) > max_bytes:
+                    raise BodyTooLarge(
+                        f"the request body has more than {max_bytes} bytes, which is the limit"
+                    )
+    except TimeoutError:
+        raise BodyTimeout(f"the request body did not arrive within {timeout_s:g} s") from None
+    except ClientDisconnect:
+        raise ClientGone("the client left while it sent its request") from None
+    return bytes(data)
+
+
+def _check_media(request: Request) -> None:
+    media = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if media != "application/json":
+        message = f"Content-Type must be application/json, got {media[:80] or 'none'}"
+        raise UnsupportedMedia(message)
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise UnsupportedMedia(f"Content-Encoding must be identity, got {coding[:80]}")
+
+
+@asynccontextmanager
+async def cancel_on_disconnect(
+    receive: Receive, cancel: Callable[[], None]
+) -> AsyncGenerator[None, None]:
+    """Call `cancel` as soon as the client is gone. The body must have been read."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+
+
+class EventStream(Response):
+    """A stream of server-sent events whose first piece is already made."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        first: bytes,
+        rest: AsyncGenerator[bytes, None],
+        cancel: Callable[[], None],
+        done: Callable[[], None],
+    ) -> None:
+        self._first = first
+        self._rest = rest
+        self._cancel = cancel
+        self._done = done
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send everything, or stop when the client is gone."""
+        try:
+            async with cancel_on_disconnect(receive, self._cancel), aclosing(self._rest) as rest:
+                await send(
+                    {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+                )
+                await _send_piece(send, self._first)
+                async for piece in rest:
+                    await _send_piece(send, piece)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except (ClientGone, OSError):
+            self._cancel()
+        finally:
+            self._done()
+
+
+async def _send_piece(send: Send, piece: bytes) -> None:
+    await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+
+class ApiKeyGuard:
+    """Answers 401 to requests under the guarded paths that bear no valid key."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on what is open or bears the key."""
+        if scope["type"] != "http" or not self._is_guarded(scope) or self._has_key(scope):
+            await self._app(scope, receive, send)
+            return
+        error = Unauthorized("the Authorization header must be `Bearer` and a valid API key")
+        await error_response(error)(scope, receive, send)
+
+    @staticmethod
+    def _is_guarded(scope: Scope) -> bool:
+        path: str = scope["path"]
+        return scope["method"] != "OPTIONS" and any(
+            path == prefix or path.startswith(prefix + "/") for prefix in GUARDED_PREFIXES
+        )
+
+    def _has_key(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        return any(hmac.compare_digest(value, self._expected) for value in given)

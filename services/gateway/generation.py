@@ -1,0 +1,201 @@
+"""One engine request from route to last token: submitted, retried while that cannot be seen, measured.
+
+Owns the request's place on a worker's stream and in the ledger, and gives both back when its stream of deltas ends,
+however it ends. Never repeats a token: a request is routed again only while nothing of it was given out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+from core.errors import EngineDeadError, OverloadedError, ServeError, WorkerLostError
+from core.ids import WorkerId
+from core.request import Request
+from services.gateway.choice import ChoiceAssembler, ChoiceDelta, TextOptions
+from services.gateway.http_errors import ClientGone
+from services.gateway.legs.base import ActiveRequest, LegsDriver
+from services.gateway.metrics import GatewayMetrics, ModelMetrics
+from services.gateway.models import ServedModel
+from services.gateway.routing.router import RoutedRequest, Router
+from services.rpc.status import error_of_kind
+from services.rpc.v1 import baton_pb2 as pb
+
+_RETRYABLE = (WorkerLostError, EngineDeadError)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationServices:
+    """What every generation uses."""
+
+    router: Router
+    driver: LegsDriver
+    metrics: GatewayMetrics
+    max_retries: int
+
+
+class Generation:
+    """The deltas of one request. Read by one task, once."""
+
+    def __init__(
+        self,
+        services: GenerationServices,
+        model: ServedModel,
+        request: Request,
+        options: TextOptions,
+        arrived_at: float,
+    ) -> None:
+        self.request = request
+        self.num_cached_tokens = 0
+        self._services = services
+        self._model = model
+        self._options = options
+        self._metrics = RequestMetrics(services.metrics.model(request.model), request, arrived_at)
+        self._active: ActiveRequest | None = None
+        self._cancelled: ServeError | None = None
+        self._assemblers: list[ChoiceAssembler] = []
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all choices so far."""
+        return sum(assembler.num_tokens for assembler in self._assemblers)
+
+    def cancel(self, error: ServeError | None = None) -> None:
+        """End the deltas with `error` (the client is gone, say) and the work on the worker, now."""
+        self._cancelled = error or ClientGone("the client closed its connection")
+        if self._active is not None:
+            self._active.fail(self._cancelled)
+
+    async def deltas(self) -> AsyncGenerator[list[ChoiceDelta], None]:
+        """What each wake-up brought, until every choice has ended."""
+        lost: list[WorkerId] = []
+        first_error: ServeError | None = None
+        while True:
+            routed = await self._route(lost, first_error)
+            has_given = False
+            try:
+                async for deltas in self._attempt(routed):
+                    has_given = True
+                    yield deltas
+                return
+            except _RETRYABLE as error:
+                lost.append(routed.route.owner.info.id)
+                if has_given or len(lost) > self._services.max_retries:
+                    self._metrics.failed("error")
+                    raise
+                first_error = first_error or error
+                self._services.metrics.retries.inc()
+            except ServeError as error:
+                self._metrics.failed("abort" if isinstance(error, ClientGone) else "error")
+                raise
+            finally:
+                routed.end()
+
+    async def _route(
+        self, lost: Sequence[WorkerId], first_error: ServeError | None
+    ) -> RoutedRequest:
+        if self._cancelled is not None:
+            raise self._cancelled
+        try:
+            return await self._services.router.route(
+                self.request, self._model.bundle_digest, excluded=lost
+            )
+        except OverloadedError:
+            if first_error is not None:
+                raise first_error from None
+            raise
+
+    async def _attempt(self, routed: RoutedRequest) -> AsyncGenerator[list[ChoiceDelta], None]:
+        """Run the request on one route."""
+        if self._cancelled is not None:
+            raise self._cancelled
+        route = routed.route
+        vocabulary = self._model.text.vocabulary
+        self._assemblers = [
+            ChoiceAssembler(choice, vocabulary, self._options)
+            for choice in range(self.request.sampling.n)
+        ]
+        num_open = len(self._assemblers)
+        active = self._active = self._services.driver.start(
+            self.request, route.owner.info, [candidate.info for candidate in route.prefill]
+        )
+        try:
+            while num_open:
+                outputs = await active.receive()
+                deltas = [delta for output in outputs if (delta := self._assemble(output, routed))]
+                if deltas:
+                    num_open -= sum(1 for delta in deltas if delta.finish_reason)
+                    self._metrics.stepped(deltas, self._assemblers, self.num_cached_tokens)
+                    if not num_open:
+                        active.close("stop string")
+                    yield deltas
+        finally:
+            self._active = None
+            active.close("client is gone")
+
+    def _assemble(self, output: pb.ChoiceOutput, routed: RoutedRequest) -> ChoiceDelta | None:
+        if output.finish_reason == "error":
+            raise error_of_kind(output.error_kind, output.error_message)
+        assembler = self._assemblers[output.choice]
+        if output.finish_reason == "abort" and not assembler.num_tokens:
+            raise WorkerLostError("the worker gave the request up")
+        if output.token_ids and not assembler.num_tokens:
+            routed.prompt_computed()
+        if output.HasField("num_cached_tokens"):
+            self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        return assembler.push(output)
+
+
+class RequestMetrics:
+    """The latencies and counts of one request."""
+
+    def __init__(self, metrics: ModelMetrics, request: Request, arrived_at: float) -> None:
+        self._metrics = metrics
+        self._request = request
+        self._arrived_at = arrived_at
+        self._first_at = 0.0
+        self._last_at = [0.0] * request.sampling.n
+
+    def stepped(
+        self,
+        deltas: Sequence[ChoiceDelta],
+        assemblers: Sequence[ChoiceAssembler],
+        num_cached_tokens: int,
+    ) -> None:
+        """Count one wake-up's deltas."""
+        now = time.monotonic()
+        metrics = self._metrics
+        if not self._first_at:
+            self._first_at = now
+            metrics.time_to_first_token.observe(now - self._arrived_at)
+            self._count_prompt(num_cached_tokens)
+        for delta in deltas:
+            metrics.generation_tokens.inc(len(delta.token_ids))
+            last_at = self._last_at[delta.choice]
+            if last_at and delta.token_ids:
+                metrics.inter_token_latency.observe(now - last_at)
+            self._last_at[delta.choice] = now
+            if delta.finish_reason:
+                self._finished(delta.finish_reason, assemblers[delta.choice].num_tokens, now)
+
+    def failed(self, reason: str) -> None:
+        """Count a request that ended with an error or without a reader."""
+        self._metrics.finished[reason].inc()
+
+    def _count_prompt(self, num_cached_tokens: int) -> None:
+        metrics, sampling = self._metrics, self._request.sampling
+        num_prompt_tokens = len(self._request.prompt_token_ids)
+        metrics.prompt_tokens.inc(num_prompt_tokens)
+        metrics.prompt_tokens_cached.inc(num_cached_tokens)
+        metrics.request_prompt_tokens.observe(num_prompt_tokens)
+        metrics.request_max_tokens.observe(sampling.max_tokens)
+        metrics.request_n.observe(sampling.n)
+
+    def _finished(self, reason: str, num_tokens: int, now: float) -> None:
+        metrics = self._metrics
+        metrics.finished.get(reason, metrics.finished["error"]).inc()
+        metrics.e2e_latency.observe(now - self._arrived_at)
+        metrics.request_generation_tokens.observe(num_tokens)
+        if num_tokens > 1:
+            metrics.time_per_output_token.observe((now - self._first_at) / (num_tokens - 1))

@@ -1,0 +1,1 @@
+"""Driving the legs of a request once it is routed."""

@@ -1,0 +1,228 @@
+"""From a request to a route: asks index and ledger, picks, and counts what was picked at once.
+
+Owns the reservations of this gateway. A call to the index that fails costs cache hits, never the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any
+
+from core.block_hash import BlockHash, HashRoot, hash_chain
+from core.ids import Epoch, RequestId, WorkerId
+from core.request import Request
+from core.worker_info import WorkerInfo, WorkerLoad
+from kvindex.base import IndexUnavailable, PrefixIndex, Reservation, WorkerMatch
+from services.gateway.config import GatewayConfig
+from services.gateway.discovery import LiveWorker
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.routing.base import Candidate, Route, RouteQuery
+from services.gateway.routing.ledger import LedgerEntry, RouteLedger
+from services.gateway.routing.picker import Picker
+
+logger = logging.getLogger(__name__)
+
+_RESERVATION_EXPIRY_MS = 60_000
+
+Chains = dict[bytes, list[BlockHash]]
+
+
+class RoutedRequest:
+    """A route with the counts it holds; ended exactly once by its request."""
+
+    def __init__(
+        self,
+        route: Route,
+        entries: Sequence[LedgerEntry],
+        ledger: RouteLedger,
+        release: Callable[[], None],
+    ) -> None:
+        self.route = route
+        self._entries = tuple(entries)
+        self._ledger = ledger
+        self._release: Callable[[], None] | None = release
+
+    def prompt_computed(self) -> None:
+        """The first token is here: nobody has to compute this prompt any more. Idempotent."""
+        owner, *others = self._entries
+        self._ledger.tokens_computed(owner)
+        for entry in others:
+            self._ledger.drop(entry)
+
+    def end(self) -> None:
+        """Give the counts back. Idempotent."""
+        for entry in self._entries:
+            self._ledger.drop(entry)
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+
+class Router:
+    """Chooses workers for requests."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        index: PrefixIndex | None,
+        live_workers: Callable[[], list[LiveWorker]],
+        metrics: GatewayMetrics,
+        epoch: Epoch,
+    ) -> None:
+        self.ledger = RouteLedger()
+        self._index = index
+        self._live_workers = live_workers
+        self._metrics = metrics
+        self._epoch = epoch
+        self._picker = Picker(config.routing)
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def route(
+        self, request: Request, bundle_digest: str, excluded: Iterable[WorkerId] = ()
+    ) -> RoutedRequest:
+        """The route of a request, counted from now on; the picker's errors say why there is none."""
+        started = time.perf_counter()
+        sampling = request.sampling
+        query = RouteQuery(
+            model=request.model,
+            bundle_digest=bundle_digest,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            max_tokens=sampling.max_tokens,
+            num_choices=sampling.n,
+        )
+        out = frozenset(excluded)
+        workers = [worker for worker in self._live_workers() if worker.info.id not in out]
+        chains = self._chains(request, workers) if self._index is not None else {}
+        asked_at = self.ledger.now()
+        matches = await self._match(chains)
+        candidates = [
+            self._candidate(worker, matches.get(worker.info.id), query, asked_at)
+            for worker in workers
+        ]
+        route = self._picker.pick(candidates, query)
+        routed = self._count(request, route, query, chains)
+        self._metrics.routed(route, query, time.perf_counter() - started)
+        return routed
+
+    async def close(self) -> None:
+        """Wait for what is on its way to the index."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=1.0)
+
+    def _chains(self, request: Request, workers: Iterable[LiveWorker]) -> Chains:
+        """The prompt's hashes for each distinct root among the workers of its model."""
+        roots: dict[bytes, HashRoot] = {
+            worker.info.hash_root.seed: worker.info.hash_root
+            for worker in workers
+            if request.model in worker.info.models
+        }
+        tokens, salt = request.prompt_token_ids, request.cache_salt
+        return {seed: hash_chain(root, tokens, salt) for seed, root in roots.items()}
+
+    async def _match(
+        self, chains: Mapping[bytes, Sequence[BlockHash]]
+    ) -> dict[WorkerId, WorkerMatch]:
+        if self._index is None:
+            return {}
+        try:
+            return {match.worker_id: match for match in await self._index.match(chains)}
+        except IndexUnavailable:
+            return {}
+
+    def _candidate(
+        self, worker: LiveWorker, match: WorkerMatch | None, query: RouteQuery, asked_at: float
+    ) -> Candidate:
+        info = worker.info
+        num_requests, queued_tokens = self._load(worker, match, asked_at)
+        cached = 0
+        if match is not None and match.epoch == info.epoch:
+            cached = _usable_tokens(match, info, query.num_prompt_tokens)
+        return Candidate(
+            info, num_requests, queued_tokens, cached, self.ledger.last_routed(info.id)
+        )
+
+    def _load(
+        self, worker: LiveWorker, match: WorkerMatch | None, asked_at: float
+    ) -> tuple[int, int]:
+        """Requests and queued prompt tokens of a worker: its report, and what it does not count yet."""
+        worker_id = worker.info.id
+        own_requests, own_tokens = self.ledger.counts(worker_id)
+        if match is None:
+            load = worker.connection.load or WorkerLoad()
+            reported = load.num_running + load.num_waiting
+            return max(reported, own_requests), max(load.waiting_prefill_tokens, own_tokens)
+        report = match.report
+        new_requests, new_tokens = self.ledger.counts(worker_id, asked_at)
+        requests = report.load.num_running + report.load.num_waiting + report.num_reservations
+        tokens = report.load.waiting_prefill_tokens + report.reserved_tokens
+        return max(requests + new_requests, own_requests), tokens + new_tokens
+
+    def _count(
+        self, request: Request, route: Route, query: RouteQuery, chains: Chains
+    ) -> RoutedRequest:
+        """Enter the choice in the ledger now, and in the index as soon as it answers."""
+        counted = [(route.owner, 0 if route.is_split else _lacking(route.owner, query))]
+        counted += [(candidate, _lacking(candidate, query)) for candidate in route.prefill[:1]]
+        entries = [
+            self.ledger.add(request.id, candidate.info.id, tokens) for candidate, tokens in counted
+        ]
+        self.ledger.note_owner(route.owner.info.id)
+        if self._index is None:
+            return RoutedRequest(route, entries, self.ledger, lambda: None)
+        reserving = self._spawn(self._reserve(entries))
+        for candidate, _ in counted:
+            chain = chains.get(candidate.info.hash_root.seed)
+            if chain:
+                self._spawn(self._index.speculate(candidate.info.id, chain))
+
+        def release() -> None:
+            self._spawn(self._unreserve(request.id, after=reserving))
+
+        return RoutedRequest(route, entries, self.ledger, release)
+
+    async def _reserve(self, entries: Sequence[LedgerEntry]) -> None:
+        assert self._index is not None
+        await self._index.reserve(
+            *(
+                Reservation(
+                    e.request_id, e.worker_id, self._epoch, e.num_tokens, _RESERVATION_EXPIRY_MS
+                )
+                for e in entries
+            )
+        )
+        for entry in entries:
+            self.ledger.confirm(entry)
+
+    async def _unreserve(self, request_id: RequestId, after: asyncio.Task[None]) -> None:
+        """Release what was reserved; never before the reservation, which would outlive it then."""
+        assert self._index is not None
+        await asyncio.wait([after])
+        await self._index.release(request_id)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run an index write beside the request; a write that fails is a hint less."""
+
+        async def run() -> None:
+            try:
+                await work
+            except IndexUnavailable as error:
+                logger.debug("index write: %s", error)
+
+        task = asyncio.create_task(run())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+
+def _lacking(candidate: Candidate, query: RouteQuery) -> int:
+    return query.num_prompt_tokens - candidate.cached_tokens
+
+
+def _usable_tokens(match: WorkerMatch, info: WorkerInfo, num_prompt_tokens: int) -> int:
+    """Tokens of the prompt that the worker need not compute: whole blocks of its size, and never the last token."""
+    held = match.local_blocks * info.hash_root.block_size
+    block_size = info.layout.block_size
+    return min(held, num_prompt_tokens - 1) // block_size * block_size

@@ -1,0 +1,1 @@
+"""Text and tokens: bundles of workers, chat templates, detokenising, stop strings."""
