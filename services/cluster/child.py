@@ -14,6 +14,7 @@ import sys
 import msgspec
 
 from services.cluster.parent import end_with_parent
+from services.config.logs import configure_logging
 from services.gateway.config import GatewayConfig
 from services.worker.config import WorkerConfig
 
@@ -42,6 +43,7 @@ def main() -> int:
     """Run the process that standard input describes; returns its exit status."""
     spec = msgspec.json.decode(sys.stdin.buffer.read(), type=ChildSpec)
     end_with_parent(spec.parent_pid)
+    configure_logging(spec.config.log_level)
     if isinstance(spec, GatewaySpec):
         return _run_gateway(spec)
     from services.worker.engine_client import ENGINE_COMMAND

@@ -34,6 +34,8 @@ from services.cluster.words import Words
 
 WORKER_STOP_S = 10.0
 GATEWAY_STOP_S = 3.0
+SAME_SIGNAL_S = 0.3
+"""A signal to a process and to its group arrives twice: within this time that is one wish."""
 _BACKLOG = 2048
 
 
@@ -47,6 +49,7 @@ class Launcher:
         self._words = words
         self._engine_command = engine_command
         self._stop_asked = asyncio.Event()
+        self._asked_s = 0.0
         self._valkey: ValkeyServer | None = None
         self._listener: socket.socket | None = None
         self._tasks: dict[asyncio.Task[None], Supervisor] = {}
@@ -62,10 +65,13 @@ class Launcher:
 
     def ask_stop(self) -> None:
         """Take the cluster down; a second time, without waiting for anything."""
-        if self._stop_asked.is_set():
+        now_s = time.monotonic()
+        if not self._stop_asked.is_set():
+            self._asked_s = now_s
+            self._stop_asked.set()
+        elif now_s - self._asked_s > SAME_SIGNAL_S:
             for child in self._tasks.values():
                 child.kill()
-        self._stop_asked.set()
 
     async def run(self) -> None:
         """Serve until asked to stop; raises the one error that explains why it cannot."""

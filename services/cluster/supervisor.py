@@ -76,7 +76,8 @@ class Supervisor(ABC):
             await self._process.stop(seconds)
 
     def kill(self) -> None:
-        """End the present life at once, the child's own children included."""
+        """End the child for good and at once, its own children included."""
+        self._stopping.set()
         if self._process is not None:
             self._process.kill_group()
 

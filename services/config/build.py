@@ -11,6 +11,7 @@ import functools
 import os
 import typing
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from core.errors import ConfigError
@@ -49,6 +50,8 @@ _SPELLINGS: Spellings = {
 }
 _ROLE: FieldPath = ("engine", "role")
 _COUNTS = ("prefill", "decode", "mixed")
+_LOCAL_DRAIN_S = 1.0
+"""Who presses Ctrl-C at a local cluster wants it gone, not drained."""
 _LAUNCHER_SETS: tuple[FieldPath, ...] = (
     ("worker", *_ROLE),
     ("worker", "worker_id"),
@@ -106,28 +109,29 @@ def build_gateway(found: Mapping[str, Any]) -> GatewayConfig:
     return config
 
 
-def build_cluster(
-    found: Mapping[str, Any], *, demo_model: str, environment: Mapping[str, str]
-) -> ClusterConfig:
-    """A cluster on this machine. demo_model: what runs where no model is named, empty if there is
-    none.
+def build_cluster(found: Mapping[str, Any], environment: Mapping[str, str]) -> ClusterConfig:
+    """A cluster on this machine. PORT is read as well, as hosts set it; `--port` and BATON_PORT go
+    before it.
     """
-    found = {"model": demo_model, **found}
-    if not found["model"]:
+    found = _cluster_defaults(environment) | dict(found)
+    if not found.get("model"):
         raise ConfigError("--model: name a GGUF file, a model folder or a Hub id")
     if any(name in found for name in _COUNTS):
         found = {**dict.fromkeys(_COUNTS, 0), **found}
-    if "port" not in found and environment.get("PORT"):
-        found["port"] = _port(environment["PORT"])
     config = _construct(ClusterConfig, _by_path(cluster_settings(), found))
-    if "num-threads" not in found:
-        engine = config.worker.engine
-        threads = num_cores() if config.num_workers == 1 else 1
-        worker = dataclasses.replace(
-            config.worker, engine=dataclasses.replace(engine, num_threads=threads)
-        )
-        config = dataclasses.replace(config, worker=worker)
-    return config
+    if "num-threads" in found or config.num_workers > 1:
+        return config
+    engine = replace(config.worker.engine, num_threads=num_cores())
+    return replace(config, worker=replace(config.worker, engine=engine))
+
+
+def _cluster_defaults(environment: Mapping[str, str]) -> dict[str, Any]:
+    """What holds for a cluster on one machine where nobody says otherwise."""
+    defaults: dict[str, Any] = {"drain-timeout": _LOCAL_DRAIN_S}
+    port = environment.get("PORT")
+    if port:
+        defaults["port"] = _port(port)
+    return defaults
 
 
 def num_cores() -> int:

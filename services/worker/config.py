@@ -9,6 +9,7 @@ from engine.config import EngineConfig
 from kvindex.config import IndexConfig
 
 MAX_PORT = 65_535
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class WorkerConfig:
     metrics_port: port of the HTTP endpoint for /metrics and /health, on --host; -1 for none, 0 for
         any free one.
     drain_ms: how long running requests may go on after a request to stop.
+    log_level: least severity that is logged.
     """
 
     engine: EngineConfig
@@ -39,11 +41,16 @@ class WorkerConfig:
     served_model_names: tuple[str, ...] = ()
     metrics_port: int = -1
     drain_ms: int = 0
+    log_level: str = "info"
 
     def __post_init__(self) -> None:
         _check_range("port", self.port, 0, MAX_PORT)
         _check_range("metrics-port", self.metrics_port, -1, MAX_PORT)
         _check_range("drain-ms", self.drain_ms, 0, 3_600_000)
+        if self.log_level not in LOG_LEVELS:
+            raise ConfigError(
+                f"--log-level: {self.log_level!r} is unknown; known: {', '.join(LOG_LEVELS)}"
+            )
         if not self.host:
             raise ConfigError("--host: must not be empty; 0.0.0.0 listens on every address")
         if any(not name for name in self.served_model_names):

@@ -15,13 +15,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import grpc.aio
+import msgspec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from core.errors import ConfigError, EngineDeadError, ServeError, WorkerLostError
-from core.worker_info import WorkerInfo
+from core.worker_info import WorkerInfo, WorkerLoad
 from engine.messages import (
     AnnouncePrefill,
     CallPrefill,
@@ -218,7 +220,17 @@ class WorkerFront:
                 self._status.send(Progress("engine ready"))
 
     def _on_step(self, step: StepDone) -> None:
-        self._state.streams.deliver(step)
+        self._state.streams.deliver(step.outputs)
+        # Requests that ended in this step are forgotten by now, so the load does not name them.
+        step = msgspec.structs.replace(step, load=self._named(step.load))
+        self._state.streams.note_load(step.load)
         self._pages.note_step(step)
         if self._registration is not None:
             self._registration.note_step(step)
+
+    def _named(self, load: WorkerLoad) -> WorkerLoad:
+        """The load with the requests that it counts: what the front has passed on and not yet seen
+        end.
+        """
+        names = (*self._state.streams.names(), *self._state.sessions.names())
+        return replace(load, named_request_ids=names)

@@ -20,7 +20,7 @@ from core.errors import InvalidRequest, ModelNotFound, ServeError, WorkerLostErr
 from core.ids import RequestId
 from core.request import MAX_CHOICES
 from core.worker_info import WorkerLoad
-from engine.messages import AbortRequest, AddRequest, ChoiceOutput, StepDone, ToEngine
+from engine.messages import AbortRequest, AddRequest, ChoiceOutput, ToEngine
 from services.rpc.codec import decode_request, encode_load
 from services.rpc.status import error_kind
 from services.rpc.v1 import baton_pb2 as pb
@@ -107,6 +107,10 @@ class GatewayStreams:
         """Requests not yet ended, orphaned ones included."""
         return len(self._requests)
 
+    def names(self) -> Iterable[RequestId]:
+        """Ids of the requests not yet ended, in order of their arrival."""
+        return self._requests.keys()
+
     def open(self, gateway_id: str) -> GatewayStream:
         """Begin a stream; its first report is the load as of now."""
         stream = GatewayStream(gateway_id)
@@ -136,18 +140,21 @@ class GatewayStreams:
             case other:
                 _log.warning("gateway %s sent a %s frame; ignored", stream.gateway_id, other)
 
-    def deliver(self, step: StepDone) -> None:
-        """Hand each stream its part of an engine step, and the load where it names new requests."""
-        self._load = step.load
+    def deliver(self, outputs: Iterable[ChoiceOutput]) -> None:
+        """Hand each stream its part of an engine step, as one frame."""
         parts: dict[GatewayStream, list[pb.ChoiceOutput]] = {}
-        for output in step.outputs:
+        for output in outputs:
             stream = self._note_output(output)
             if stream is not None:
                 parts.setdefault(stream, []).append(encode_output(output))
-        for stream, outputs in parts.items():
-            stream.post_outputs(outputs)
+        for stream, part in parts.items():
+            stream.post_outputs(part)
+
+    def note_load(self, load: WorkerLoad) -> None:
+        """Keep the load of a step; it is sent at once where it names other requests than before."""
+        self._load = load
         for stream in self._streams:
-            stream.post_load_if_named(step.load)
+            stream.post_load_if_named(load)
 
     def report_load(self) -> None:
         """Send every gateway the latest load, also as a sign of life."""

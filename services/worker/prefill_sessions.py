@@ -11,10 +11,10 @@ end of its stream.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 
 from core.errors import InvalidRequest, ServeError
-from core.ids import SessionId
+from core.ids import RequestId, SessionId
 from core.worker_info import WorkerInfo
 from engine.messages import (
     AnnouncePrefill,
@@ -49,11 +49,16 @@ class PrefillSessions:
     def __init__(self, send: Callable[[ToEngine], None]) -> None:
         self._send = send
         self._outboxes: dict[_Key, asyncio.Queue[pb.PrefillFrame | None]] = {}
+        self._request_ids: dict[_Key, RequestId] = {}
 
     @property
     def num_open(self) -> int:
         """Streams that have not ended."""
         return len(self._outboxes)
+
+    def names(self) -> Iterable[RequestId]:
+        """Ids of the requests whose sessions are open, in order of their arrival."""
+        return self._request_ids.values()
 
     async def serve(
         self, info: WorkerInfo, frames: AsyncIterator[pb.DecodeFrame]
@@ -110,6 +115,7 @@ class PrefillSessions:
         if key in self._outboxes:
             raise InvalidRequest(f"session {add.session_id} attempt {add.attempt} is already open")
         self._outboxes[key] = asyncio.Queue()
+        self._request_ids[key] = add.request.id
         self._send(add)
         return key
 
@@ -133,6 +139,7 @@ class PrefillSessions:
 
     def _end(self, key: _Key, reason: str) -> None:
         del self._outboxes[key]
+        del self._request_ids[key]
         self._send(PrefillEnded(*key, reason=reason))
 
 

@@ -23,11 +23,17 @@ class Listening(msgspec.Struct, frozen=True, tag=True):
     control_address: str
     metrics_port: int = -1
 
+    def __str__(self) -> str:
+        return f"listening on {self.control_address}"
+
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
     """One line on how far loading has come."""
 
     message: str
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -36,12 +42,18 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     worker_id: str
     models: list[str]
 
+    def __str__(self) -> str:
+        return f"{self.worker_id} serves {', '.join(self.models)}"
+
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The worker refuses to start, for a reason that a restart would not change."""
 
     error_kind: str
     message: str
+
+    def __str__(self) -> str:
+        return f"{self.error_kind}: {self.message}"
 
 
 Status = Listening | Progress | Ready | Failed

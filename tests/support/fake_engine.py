@@ -7,6 +7,7 @@ local one can be compared. Run as a program with the arguments of the real engin
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import select
 import struct
@@ -67,9 +68,26 @@ LAYOUT = KVLayout(
     16, (KVGroup(GroupKind.FULL_ATTENTION, (0, 1), 2, SlotFormat("plain", "float32", 8)),)
 )
 IDENTITY = KVIdentity("fake", "float32", "float32", "", (GroupShape("full_attention", 2, 2, 8),))
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 BUNDLE = {
-    "tokenizer.json": b"{}" * 700_000,
+    "tokenizer.json": json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": [],
+            "normalizer": None,
+            "pre_tokenizer": {"type": "Whitespace"},
+            "post_processor": None,
+            "decoder": None,
+            "model": {
+                "type": "WordLevel",
+                "vocab": {f"t{number}": number for number in range(1000)},
+                "unk_token": "t0",
+            },
+        }
+    ).encode(),
+    "tokenizer_config.json": json.dumps({"chat_template": CHAT_TEMPLATE}).encode(),
     "generation_config.json": b'{"eos_token_id": 2}',
+    "large": bytes(1_400_000),
     "empty": b"",
 }
 
@@ -155,7 +173,7 @@ class FakeEngine:
                 num_blocks=100,
                 max_model_len=2048,
                 transports=[TransportOffer("tcp", ["127.0.0.1:9"])],
-                bundle=self.bundle(),
+                bundle=BUNDLE,
                 rates=WorkerRates(1000.0, 5.0),
             )
         )
@@ -170,12 +188,6 @@ class FakeEngine:
             self.step()
         self.send(EngineStopped())
 
-    def bundle(self) -> dict[str, bytes]:
-        if not self.options.bundle:
-            return BUNDLE
-        folder = Path(self.options.bundle)
-        return {path.name: path.read_bytes() for path in folder.iterdir()}
-
     def step(self) -> None:
         for run in list(self.running.values()):
             if not run.waits:
@@ -185,13 +197,11 @@ class FakeEngine:
         self.stats.steps += 1
         event = CacheEvent(EventKind.STORED, hashes=(BlockHash(os.urandom(16)),))
         self.num_events += 1
-        named = tuple(self.running)
-        load = WorkerLoad(
-            num_running=len(named), num_free_blocks=100 - len(named), named_request_ids=named
-        )
+        num_running = len(self.running)
+        load = WorkerLoad(num_running=num_running, num_free_blocks=100 - num_running)
         stats = EngineStats(
-            num_running=len(named),
-            num_free_blocks=100 - len(named),
+            num_running=num_running,
+            num_free_blocks=100 - num_running,
             steps_total=self.stats.steps,
             prompt_tokens_total=self.stats.prompt_tokens,
             generation_tokens_total=self.stats.generated,
@@ -352,7 +362,6 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=2)
     parser.add_argument("--lease-ms", type=int, default=30_000)
     parser.add_argument("--fail", default="")
-    parser.add_argument("--bundle", default="")
     parser.add_argument("--log", default="")
     parser.add_argument("--die-on-request", default="")
     parser.add_argument("--refuse-prefill", action="store_true")
