@@ -21,6 +21,7 @@ from services.gateway.http_errors import (
     BodyTimeout,
     BodyTooLarge,
     ClientGone,
+    TooManyRequests,
     Unauthorized,
     UnsupportedMedia,
     error_body,
@@ -28,6 +29,9 @@ from services.gateway.http_errors import (
 )
 
 GUARDED_PREFIXES = ("/v1", "/v2", "/inference")
+
+_BODIES_AT_ONCE = 4
+"""How many bodies of the largest size may be in memory while they are read."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -45,33 +49,52 @@ class JsonResponse(Response):
 def error_response(error: Exception, retry_after_s: int | None = None) -> Response:
     """The response of an error."""
     headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
-    if isinstance(error, BodyTooLarge | BodyTimeout):
+    if isinstance(error, BodyTooLarge | BodyTimeout | UnsupportedMedia | TooManyRequests):
         headers["Connection"] = "close"
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
     return JsonResponse(error_body(error), status_code=shape_of(error).status, headers=headers)
 
 
-async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
-    """The request's body, refused before it is read where its head already tells."""
-    _check_media(request)
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > max_bytes:
-        raise BodyTooLarge(f"the request body has {declared} bytes; at most {max_bytes} are taken")
-    data = bytearray()
-    try:
-        async with asyncio.timeout(timeout_s):
-            async for piece in request.stream():
-                data += piece
-                if len(data) > max_bytes:
-                    raise BodyTooLarge(
-                        f"the request body has more than {max_bytes} bytes, which is the limit"
-                    )
-    except TimeoutError:
-        raise BodyTimeout(f"the request body did not arrive within {timeout_s:g} s") from None
-    except ClientDisconnect:
-        raise ClientGone("the client left while it sent its request") from None
-    return bytes(data)
+class BodyReader:
+    """Reads request bodies within limits: bytes and time each, bytes of all that are being read."""
+
+    def __init__(self, max_bytes: int, timeout_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._room_bytes = _BODIES_AT_ONCE * max_bytes
+
+    async def read(self, request: Request) -> bytes:
+        """The request's body, refused before it is read where its head already tells."""
+        _check_media(request)
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > self._max_bytes:
+            raise BodyTooLarge(
+                f"the request body has {declared} bytes; at most {self._max_bytes} are taken"
+            )
+        data = bytearray()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                async for piece in request.stream():
+                    self._take(data, piece)
+            return bytes(data)
+        except TimeoutError:
+            message = f"the request body did not arrive within {self._timeout_s:g} s"
+            raise BodyTimeout(message) from None
+        except ClientDisconnect:
+            raise ClientGone("the client left while it sent its request") from None
+        finally:
+            self._room_bytes += len(data)
+
+    def _take(self, data: bytearray, piece: bytes) -> None:
+        if len(data) + len(piece) > self._max_bytes:
+            raise BodyTooLarge(
+                f"the request body has more than {self._max_bytes} bytes, which is the limit"
+            )
+        if len(piece) > self._room_bytes:
+            raise TooManyRequests("too many large request bodies are being read at once")
+        data += piece
+        self._room_bytes -= len(piece)
 
 
 def _check_media(request: Request) -> None:

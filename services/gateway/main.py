@@ -50,6 +50,15 @@ async def run_gateway(
             logger.info("stopping")
 
 
+class _Server(uvicorn.Server):
+    """The web server, without its own idea of signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the process."""
+        yield
+
+
 @contextlib.asynccontextmanager
 async def serve_gateway(
     config: GatewayConfig,
@@ -60,7 +69,7 @@ async def serve_gateway(
     """A gateway that serves inside the block; drains and closes at its end. Gives the port and the state."""
     state = GatewayState(config, index)
     listener = listener or _listen(config)
-    server = uvicorn.Server(
+    server = _Server(
         uvicorn.Config(
             create_app(state),
             log_level="warning",
@@ -75,8 +84,7 @@ async def serve_gateway(
     )
     state.start()
     port: int = listener.getsockname()[1]
-    # Signals are this process's affair, so the part of uvicorn that catches them is not used.
-    serving = asyncio.create_task(server._serve([listener]), name="http")
+    serving = asyncio.create_task(server.serve([listener]), name="http")
     try:
         await _until_started(server, serving)
         logger.info("gateway listens on http://%s:%d", config.host, port)

@@ -9,11 +9,13 @@ import asyncio
 import contextlib
 import os
 import socket
+from collections.abc import Callable
 
-from core.errors import ModelNotFound, OverloadedError
+from core.errors import ModelNotFound, OverloadedError, ServeError
 from core.ids import Epoch
 from core.worker_info import Role
 from kvindex.base import PrefixIndex
+from services.gateway.asgi import BodyReader
 from services.gateway.config import GatewayConfig
 from services.gateway.discovery import WorkerDirectory
 from services.gateway.generation import GenerationServices
@@ -45,6 +47,8 @@ class GatewayState:
             max_retries=config.max_retries,
         )
         self.num_inflight = 0
+        self.bodies = BodyReader(config.max_body_bytes, config.body_timeout_s)
+        self._admissions: set[Admission] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_draining = False
@@ -54,11 +58,13 @@ class GatewayState:
         self.directory.start()
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more requests and wait for the running ones, for at most `timeout_s`."""
+        """Take no more requests and wait for the running ones; end those that are left after `timeout_s`."""
         self.is_draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
+        for admission in list(self._admissions):
+            admission.cancel(OverloadedError("this gateway is shutting down"))
 
     async def close(self) -> None:
         """Give everything back."""
@@ -82,22 +88,35 @@ class GatewayState:
             metrics.model(name)
         return metrics.render()
 
-    def model(self, name: str | None) -> ServedModel:
-        """The model that a request names, or the only or first one where it names none."""
-        models = self.directory.models()
-        if name is None and models:
-            return models[min(models)]
-        found = models.get(name or "")
-        if found is not None:
-            return found
-        if models and not self.directory.was_served(name or ""):
-            raise ModelNotFound(f"The model `{name}` does not exist.", param="model")
-        raise OverloadedError(
-            "no live worker serves this model now" if models else "no worker is ready yet"
-        )
+    def model_resolver(self) -> Callable[[str | None], ServedModel]:
+        """What finds the model that a request names, among those served now; works in any thread."""
+        models, was_served = self.directory.models(), self.directory.was_served
+
+        def resolve(name: str | None) -> ServedModel:
+            if name is None and models:
+                return models[min(models)]
+            found = models.get(name or "")
+            if found is not None:
+                return found
+            if models and not was_served(name or ""):
+                raise ModelNotFound(f"The model `{name}` does not exist.", param="model")
+            raise OverloadedError(
+                "no live worker serves this model now" if models else "no worker is ready yet"
+            )
+
+        return resolve
 
     def admit(self, num_prompts: int) -> Admission:
-        """Room for these prompts; TooManyRequests when there is none. A lone large request is admitted."""
+        """Room for these prompts, or the error of `check_room`. A lone large request is admitted."""
+        self.check_room(num_prompts)
+        admission = Admission(num_prompts, self._release)
+        self._admissions.add(admission)
+        self.num_inflight += num_prompts
+        self._idle.clear()
+        return admission
+
+    def check_room(self, num_prompts: int) -> None:
+        """OverloadedError while this gateway ends, TooManyRequests when these prompts would be too many."""
         if self.is_draining:
             raise OverloadedError("this gateway is shutting down")
         limit = self.config.max_inflight_requests
@@ -105,27 +124,23 @@ class GatewayState:
             raise TooManyRequests(
                 f"{self.num_inflight} requests are in flight here; the limit is {limit}"
             )
-        self.count_inflight(num_prompts)
-        return Admission(self, num_prompts)
 
-    def count_inflight(self, num_prompts: int) -> None:
-        """Prompts that began, or ended when negative."""
-        self.num_inflight += num_prompts
-        if self.num_inflight:
-            self._idle.clear()
-        else:
-            self._idle.set()
+    def _release(self, admission: Admission) -> None:
+        if admission in self._admissions:
+            self._admissions.remove(admission)
+            self.num_inflight -= admission.num_prompts
+            if not self.num_inflight:
+                self._idle.set()
 
 
 class Admission:
-    """Room that a request takes until `release`."""
+    """Room that a request takes until `release`. cancel: how to end it early, once it has begun."""
 
-    def __init__(self, state: GatewayState, num_prompts: int) -> None:
-        self._state = state
-        self._num_prompts = num_prompts
+    def __init__(self, num_prompts: int, release: Callable[[Admission], None]) -> None:
+        self.num_prompts = num_prompts
+        self.cancel: Callable[[ServeError], None] = lambda _: None
+        self._release = release
 
     def release(self) -> None:
         """Give the room back. Idempotent."""
-        num_prompts, self._num_prompts = self._num_prompts, 0
-        if num_prompts:
-            self._state.count_inflight(-num_prompts)
+        self._release(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -9,9 +10,11 @@ from starlette.responses import Response
 
 from core.errors import InvalidRequest, ModelNotFound
 from services.gateway.asgi import JsonResponse
+from services.gateway.config import GatewayConfig
 from services.gateway.models import ServedModel
-from services.gateway.openai.endpoints import read_checked, template_ending
+from services.gateway.openai.endpoints import read_checked
 from services.gateway.openai.messages import normalise_messages, template_variables
+from services.gateway.openai.prepare import Resolver, template_ending
 from services.gateway.openai.protocol import DetokenizeBody, TokenizeBody
 from services.gateway.openai.unsupported import refuse_unsupported
 from services.gateway.openai.validation import parse_body
@@ -23,12 +26,12 @@ _LONGEST_TEXT_FACTOR = 8
 
 async def tokenize(state: GatewayState, http: HttpRequest) -> Response:
     """POST /tokenize."""
-    return JsonResponse(await read_checked(state, http, lambda data: _tokenize(state, data)))
+    return JsonResponse(await read_checked(state, http, partial(_tokenize, state.config)))
 
 
 async def detokenize(state: GatewayState, http: HttpRequest) -> Response:
     """POST /detokenize."""
-    return JsonResponse(await read_checked(state, http, lambda data: _detokenize(state, data)))
+    return JsonResponse(await read_checked(state, http, _detokenize))
 
 
 def list_models(state: GatewayState) -> Response:
@@ -58,13 +61,13 @@ def _model_card(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def _tokenize(state: GatewayState, data: bytes) -> dict[str, Any]:
+def _tokenize(config: GatewayConfig, data: bytes, resolve: Resolver) -> dict[str, Any]:
     body = parse_body(data, TokenizeBody)
     refuse_unsupported(body.model_extra, is_chat=body.messages is not None)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("prompt or messages is required, and not both", param="prompt")
-    model = state.model(body.model)
-    token_ids = _token_ids(state, body, model)
+    model = resolve(body.model)
+    token_ids = _token_ids(config, body, model)
     strings = (
         [model.text.vocabulary.token_text(i) for i in token_ids] if body.return_token_strs else None
     )
@@ -76,7 +79,7 @@ def _tokenize(state: GatewayState, data: bytes) -> dict[str, Any]:
     }
 
 
-def _token_ids(state: GatewayState, body: TokenizeBody, model: ServedModel) -> list[int]:
+def _token_ids(config: GatewayConfig, body: TokenizeBody, model: ServedModel) -> list[int]:
     limit = model.max_model_len * _LONGEST_TEXT_FACTOR
     if body.messages is None:
         adds = body.add_special_tokens is not False
@@ -85,7 +88,7 @@ def _token_ids(state: GatewayState, body: TokenizeBody, model: ServedModel) -> l
         body.add_generation_prompt, body.continue_final_message, body
     )
     return model.text.encode_chat(
-        normalise_messages(body.messages, state.config.max_messages),
+        normalise_messages(body.messages, config.max_messages),
         add_generation_prompt=adds_prompt,
         continue_final_message=continues,
         variables=template_variables(body.chat_template_kwargs),
@@ -94,9 +97,9 @@ def _token_ids(state: GatewayState, body: TokenizeBody, model: ServedModel) -> l
     )
 
 
-def _detokenize(state: GatewayState, data: bytes) -> dict[str, Any]:
+def _detokenize(data: bytes, resolve: Resolver) -> dict[str, Any]:
     body = parse_body(data, DetokenizeBody)
-    model = state.model(body.model)
+    model = resolve(body.model)
     size = model.text.vocabulary.size
     for place, token_id in enumerate(body.tokens):
         if token_id >= size:
