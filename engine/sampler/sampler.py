@@ -6,6 +6,7 @@ float64 weights stay in cache, adjusted and drawn.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -22,23 +23,78 @@ _LEAST_TEMPERATURE = 0.01
 
 
 class Sampler:
-    """Stateless: what it answers for a row depends on that row alone, never on its company or on earlier steps."""
+    """What it answers for a row depends on that row alone, never on its company or on earlier steps.
+
+    Holds scratch memory, so one thread uses it at a time.
+    """
+
+    def __init__(self) -> None:
+        self._workspace = sampling.Workspace()
 
     def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
         """One token for each of `rows`. logits: float32 [num_logits_rows, vocab_size], not changed."""
         token_ids = [0] * len(rows)
         plain = [index for index, row in enumerate(rows) if _is_plain_greedy(row)]
-        others = [index for index, row in enumerate(rows) if not _is_plain_greedy(row)]
         if plain:
             chosen = sampling.argmax(_select(logits, [rows[index].logits_row for index in plain]))
             for index, token_id in zip(plain, chosen.tolist(), strict=True):
                 token_ids[index] = token_id
+        plain_indices = set(plain)
+        others = [index for index in range(len(rows)) if index not in plain_indices]
         for chunk in _chunks(others):
-            chosen_ids = _choose(logits, [rows[index] for index in chunk])
+            chosen_ids = self._choose(logits, [rows[index] for index in chunk])
             for index, token_id in zip(chunk, chosen_ids, strict=True):
                 token_ids[index] = token_id
-        logprobs = _logprobs(logits, rows, token_ids)
+        logprobs = self._logprobs(logits, rows, token_ids)
         return [SampledToken(token_id, logprobs.get(i)) for i, token_id in enumerate(token_ids)]
+
+    def _choose(self, logits: Tensor, rows: list[SampleRow]) -> list[int]:
+        """Tokens of a few rows that need their own copy of the logits."""
+        own = logits[torch.tensor([row.logits_row for row in rows])]  # [rows, vocab_size], a copy
+        for row, values in zip(rows, own, strict=True):
+            if _is_adjusted(row):
+                _adjust(values, row)
+        token_ids = [0] * len(rows)
+        for is_greedy in (True, False):
+            group = [index for index, row in enumerate(rows) if row.params.is_greedy == is_greedy]
+            if not group:
+                continue
+            values = own if len(group) == len(rows) else own[torch.tensor(group)]
+            members = [rows[index] for index in group]
+            chosen = sampling.argmax(values) if is_greedy else self._draw(values, members)
+            for index, token_id in zip(group, chosen.tolist(), strict=True):
+                token_ids[index] = token_id
+        return token_ids
+
+    def _draw(self, values: Tensor, rows: list[SampleRow]) -> Tensor:
+        params = [row.params for row in rows]
+        numbers = uniforms(
+            [p.seed for p in params], [r.output_position for r in rows], [r.choice for r in rows]
+        )
+        return sampling.draw(
+            values,
+            numbers,
+            temperatures=[max(p.temperature, _LEAST_TEMPERATURE) for p in params],
+            top_k=[p.top_k for p in params],
+            top_p=[p.top_p for p in params],
+            min_p=[p.min_p for p in params],
+            workspace=self._workspace,
+        )
+
+    def _logprobs(
+        self, logits: Tensor, rows: Sequence[SampleRow], token_ids: list[int]
+    ) -> dict[int, Logprobs]:
+        """For each row that wants them, by index: of the logits as the model gave them."""
+        wanted = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
+        found: dict[int, Logprobs] = {}
+        for chunk in _chunks(wanted):
+            own = logits[torch.tensor([rows[index].logits_row for index in chunk])]
+            normalisers = sampling.log_normalisers(own, self._workspace).tolist()
+            for index, values, normaliser in zip(chunk, own, normalisers, strict=True):
+                num_top = rows[index].params.logprobs or 0
+                answer = sampling.row_logprobs(values, normaliser, token_ids[index], num_top)
+                found[index] = Logprobs(*answer)
+        return found
 
 
 def _is_plain_greedy(row: SampleRow) -> bool:
@@ -69,40 +125,6 @@ def _chunks(indices: list[int]) -> Iterator[list[int]]:
         yield indices[start : start + _CHUNK_ROWS]
 
 
-def _choose(logits: Tensor, rows: list[SampleRow]) -> list[int]:
-    """Tokens of a few rows that need their own copy of the logits."""
-    own = logits[torch.tensor([row.logits_row for row in rows])]  # [rows, vocab_size], a copy
-    for row, values in zip(rows, own, strict=True):
-        if _is_adjusted(row):
-            _adjust(values, row)
-    token_ids = [0] * len(rows)
-    for is_greedy in (True, False):
-        group = [index for index, row in enumerate(rows) if row.params.is_greedy == is_greedy]
-        if not group:
-            continue
-        values = own if len(group) == len(rows) else own[torch.tensor(group)]
-        members = [rows[index] for index in group]
-        chosen = sampling.argmax(values) if is_greedy else _draw(values, members)
-        for index, token_id in zip(group, chosen.tolist(), strict=True):
-            token_ids[index] = token_id
-    return token_ids
-
-
-def _draw(values: Tensor, rows: list[SampleRow]) -> Tensor:
-    params = [row.params for row in rows]
-    numbers = uniforms(
-        [p.seed for p in params], [r.output_position for r in rows], [r.choice for r in rows]
-    )
-    return sampling.draw(
-        values,
-        numbers,
-        temperatures=[max(p.temperature, _LEAST_TEMPERATURE) for p in params],
-        top_k=[p.top_k for p in params],
-        top_p=[p.top_p for p in params],
-        min_p=[p.min_p for p in params],
-    )
-
-
 def _adjust(values: Tensor, row: SampleRow) -> None:
     """What changes which token even a greedy row takes, in the order of the specification. values: [vocab_size]."""
     params, vocab_size = row.params, len(values)
@@ -111,9 +133,7 @@ def _adjust(values: Tensor, row: SampleRow) -> None:
     if row.banned_token_ids:
         sampling.ban(values, _ids(row.banned_token_ids, vocab_size))
     if params.logit_bias:
-        pairs = [
-            (token_id, bias) for token_id, bias in params.logit_bias if 0 <= token_id < vocab_size
-        ]
+        pairs = [pair for pair in params.logit_bias if 0 <= pair[0] < vocab_size]
         bias = torch.tensor([bias for _, bias in pairs], dtype=values.dtype)
         sampling.add_bias(values, _ids([token_id for token_id, _ in pairs], vocab_size), bias)
     _penalise(values, row, params)
@@ -121,13 +141,11 @@ def _adjust(values: Tensor, row: SampleRow) -> None:
 
 def _penalise(values: Tensor, row: SampleRow, params: SamplingParams) -> None:
     vocab_size = len(values)
+    output = _ids(row.output_token_ids, vocab_size)
     if params.repetition_penalty != 1.0:
-        seen = {*row.prompt_token_ids, *row.output_token_ids}
-        sampling.penalise_repetition(
-            values, _ids(sorted(seen), vocab_size), params.repetition_penalty
-        )
-    if (params.frequency_penalty or params.presence_penalty) and row.output_token_ids:
-        output = _ids(row.output_token_ids, vocab_size)
+        seen = torch.cat((_ids(row.prompt_token_ids, vocab_size), output))
+        sampling.penalise_repetition(values, seen, params.repetition_penalty)
+    if len(output) and (params.frequency_penalty or params.presence_penalty):
         sampling.penalise_frequency(
             values, output, params.frequency_penalty, params.presence_penalty
         )
@@ -135,20 +153,7 @@ def _penalise(values: Tensor, row: SampleRow, params: SamplingParams) -> None:
 
 def _ids(token_ids: Sequence[int], vocab_size: int) -> Tensor:
     """Ids that the model has, as an index: one beyond its vocabulary names no logit."""
-    return torch.tensor([i for i in token_ids if 0 <= i < vocab_size], dtype=torch.int64)
-
-
-def _logprobs(
-    logits: Tensor, rows: Sequence[SampleRow], token_ids: list[int]
-) -> dict[int, Logprobs]:
-    """For each row that wants them, by index: of the logits as the model gave them."""
-    wanted = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
-    found: dict[int, Logprobs] = {}
-    for chunk in _chunks(wanted):
-        own = logits[torch.tensor([rows[index].logits_row for index in chunk])]
-        normalisers = sampling.log_normalisers(own).tolist()
-        for index, values, normaliser in zip(chunk, own, normalisers, strict=True):
-            num_top = rows[index].params.logprobs or 0
-            answer = sampling.row_logprobs(values, normaliser, token_ids[index], num_top)
-            found[index] = Logprobs(*answer)
-    return found
+    if not token_ids:
+        return torch.empty(0, dtype=torch.int64)
+    ids = torch.frombuffer(array("q", token_ids), dtype=torch.int64)
+    return ids[(ids >= 0) & (ids < vocab_size)]

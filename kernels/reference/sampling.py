@@ -31,6 +31,20 @@ FOLD_BLOCK = 256
 _BANNED = float("-inf")
 
 
+class Workspace:
+    """Float64 memory for the weights of a few rows, kept between steps so that the path of a step allocates none."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.float64)
+
+    def take(self, num_rows: int, num_blocks: int) -> Tensor:
+        """[num_rows, num_blocks, FOLD_BLOCK], content undefined; valid until the next call."""
+        wanted = num_rows * num_blocks * FOLD_BLOCK
+        if len(self._memory) < wanted:
+            self._memory = torch.empty(wanted, dtype=torch.float64)
+        return self._memory[:wanted].view(num_rows, num_blocks, FOLD_BLOCK)
+
+
 # ---------------------------------------------------------------- adjustments of one row, in place
 
 
@@ -88,12 +102,13 @@ def draw(
     top_k: Sequence[int],
     top_p: Sequence[float],
     min_p: Sequence[float],
+    workspace: Workspace,
 ) -> Tensor:
     """One id a row: logits float32 [rows, vocab], uniforms float64 [rows] in [0, 1); result int64 [rows].
 
     Temperatures are above 0. top_k 0, top_p 1 and min_p 0 keep all.
     """
-    weights = to_weights(logits, temperatures)
+    weights = to_weights(logits, temperatures, workspace)
     flat = weights.flatten(1)  # [rows, vocab, padded to whole blocks]
     for index in range(len(logits)):
         if min_p[index] > 0:
@@ -105,11 +120,10 @@ def draw(
     return _first_above(weights, uniforms)
 
 
-def to_weights(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
+def to_weights(logits: Tensor, temperatures: Sequence[float], workspace: Workspace) -> Tensor:
     """exp((logit - largest) / temperature), float64 [rows, blocks, FOLD_BLOCK]; zero behind the last id."""
     num_rows, vocab_size = logits.shape
-    num_blocks = -(-vocab_size // FOLD_BLOCK)
-    weights = torch.empty(num_rows, num_blocks, FOLD_BLOCK, dtype=torch.float64)
+    weights = workspace.take(num_rows, -(-vocab_size // FOLD_BLOCK))
     flat = weights.view(num_rows, -1)
     flat[:, :vocab_size] = logits
     flat[:, vocab_size:] = _BANNED
@@ -120,24 +134,36 @@ def to_weights(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
 
 
 def fold(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Running sums inside each block [rows, blocks, FOLD_BLOCK], and over blocks [rows, blocks]: both left folds."""
-    inside = weights.cumsum(dim=-1)
+    """Left folds: inside each block, in the place of the weights, and over the blocks' sums [rows, blocks]."""
+    inside = weights.cumsum_(dim=-1)
     return inside, inside[..., -1].cumsum(dim=-1)
 
 
+def kth_largest(row: Tensor, k: int) -> Tensor:
+    """The k-th largest of [n] values, counting equals; k in [1, n]."""
+    whole = len(row) // FOLD_BLOCK * FOLD_BLOCK
+    if k <= whole // FOLD_BLOCK:
+        # k blocks have a value as large as the k-th largest of the blocks' maxima: nothing below it is among the k.
+        maxima = row[:whole].view(-1, FOLD_BLOCK).amax(dim=-1)
+        row = row[row >= maxima.topk(k, sorted=False).values.amin()]
+    return row.topk(k, sorted=False).values.amin()
+
+
 def _keep_top_k(weights: Tensor, logits: Tensor, top_k: int) -> None:
-    least = logits.topk(top_k, sorted=False).values.amin()
-    weights[: len(logits)].masked_fill_(logits < least, 0.0)
+    weights[: len(logits)].masked_fill_(logits < kth_largest(logits, top_k), 0.0)
 
 
 def _keep_top_p(weights: Tensor, top_p: float) -> None:
-    total = float(fold(weights.view(1, -1, FOLD_BLOCK))[1][0, -1])
+    total = float(fold(weights.view(1, -1, FOLD_BLOCK).clone())[1][0, -1])
     # Weights below this share of the rest sum to less than the rest, so none of them is needed to reach top_p.
     floor = (1.0 - top_p) * total / len(weights)
-    largest_first = weights[weights >= floor].sort(descending=True).values
+    values = weights.numpy()
+    candidates = values[values >= floor]
+    candidates.sort()  # numpy sorts a row's candidates some 20 times faster than torch
+    largest_first = torch.from_numpy(candidates[::-1].copy())
     sums = largest_first.cumsum(dim=0)
     last = int(torch.searchsorted(sums, top_p * total))
-    least = largest_first[min(last, len(largest_first) - 1)]
+    least = largest_first[min(last, len(sums) - 1)]
     weights.masked_fill_(weights < least, 0.0)
 
 
@@ -166,9 +192,9 @@ class RowLogprobs(NamedTuple):
     top_logprobs: list[float]
 
 
-def log_normalisers(logits: Tensor) -> Tensor:
+def log_normalisers(logits: Tensor, workspace: Workspace) -> Tensor:
     """log(sum(exp(logits))) of each row, float64 [rows], by the same fold as sampling."""
-    _, over_blocks = fold(to_weights(logits, [1.0] * len(logits)))
+    _, over_blocks = fold(to_weights(logits, [1.0] * len(logits), workspace))
     return logits.amax(dim=-1).double() + over_blocks[:, -1].log()
 
 
@@ -178,7 +204,7 @@ def row_logprobs(row: Tensor, normaliser: float, token_id: int, num_top: int) ->
     rank = 1 + int((row > chosen).sum())
     top_token_ids: list[int] = []
     if num_top:
-        least = row.topk(min(num_top, len(row)), sorted=False).values.amin()
+        least = kth_largest(row, min(num_top, len(row)))
         candidates = (row >= least).nonzero()[
             :, 0
         ]  # ascending ids, equals of the last one included
