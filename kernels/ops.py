@@ -53,6 +53,14 @@ def linear(inputs: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor
     return _active.linear(inputs, weight, bias)
 
 
+def pack(weight: Weight) -> Weight:
+    """The weight in the order that this backend's `linear` reads best; itself where nothing is gained.
+
+    The result serves `linear` only, and only in this process.
+    """
+    return _active.pack(weight)
+
+
 def rope(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate `[T, heads, D]`, element i with element i + D/2; cos and sin are `[T, D/2]`."""
     return _active.rope(heads, cos, sin)

@@ -41,6 +41,14 @@ class BlockWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """Plain elements in an order that one backend's product reads best. packed: opaque to everyone else."""
+
+    packed: Tensor
+    shape: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class StackedWeight:
     """Weights over the same inputs whose rows follow each other but whose formats differ."""
 
@@ -52,7 +60,7 @@ class StackedWeight:
         return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
 
 
-Weight = DenseWeight | BlockWeight | StackedWeight
+Weight = DenseWeight | BlockWeight | PackedWeight | StackedWeight
 
 
 def stack_rows(parts: list[DenseWeight | BlockWeight]) -> Weight:

@@ -16,6 +16,7 @@ from core.errors import ModelLoadError
 from engine.loading.weight_source import WeightSource
 from engine.models.config import ModelConfig
 from engine.models.decoder import DecoderWeights, LayerWeights
+from kernels import ops
 from kernels.weights import BlockWeight, DenseWeight, Weight, stack_rows
 
 T = TypeVar("T", Tensor, DenseWeight | BlockWeight)
@@ -29,11 +30,12 @@ def assemble_weights(config: ModelConfig, source: WeightSource) -> DecoderWeight
     embedding = taker.matrix("model.embed_tokens", config.vocab_size, config.hidden_size)
     layers = tuple(_layer(taker, number) for number in range(config.num_layers))
     final_norm = taker.vector("model.norm.weight", config.hidden_size)
-    head: Weight = embedding
+    # A tied head is packed as well: the embedding's rows must stay readable, the product wants its own order.
+    head = embedding
     if not config.is_tied:
         head = taker.matrix("lm_head", config.vocab_size, config.hidden_size)
     taker.check_all_taken()
-    return DecoderWeights(embedding, layers, final_norm, head)
+    return DecoderWeights(embedding, layers, final_norm, ops.pack(head))
 
 
 def _layer(taker: _Taker, number: int) -> LayerWeights:
@@ -86,7 +88,7 @@ class _Taker:
 
     def stacked(self, parts: list[tuple[str, int]], num_columns: int) -> Weight:
         """Matrices (name, rows) over the same inputs, as one."""
-        return stack_rows([self.matrix(name, rows, num_columns) for name, rows in parts])
+        return ops.pack(stack_rows([self.matrix(name, rows, num_columns) for name, rows in parts]))
 
     def bias(self, parts: list[tuple[str, int]]) -> Tensor:
         return torch.cat([self.vector(f"{name}.bias", rows) for name, rows in parts])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -49,41 +51,39 @@ class ForwardBatch:
 
 def build_batch(items: Sequence[BatchItem], block_size: int) -> ForwardBatch:
     """Lay the items end to end."""
-    query_start = [0]
-    for item in items:
-        query_start.append(query_start[-1] + len(item.token_ids))
+    counts = np.array([len(item.token_ids) for item in items])
+    query_start = (0, *np.cumsum(counts).tolist())
     seq_lens = tuple(item.start + len(item.token_ids) for item in items)
     block_tables = _block_tables(items, seq_lens, block_size)
-    positions = torch.cat(
-        [torch.arange(item.start, end) for item, end in zip(items, seq_lens, strict=True)]
+    token_ids = [token for item in items for token in item.token_ids]
+    positions = np.concatenate(
+        [np.arange(i.start, end) for i, end in zip(items, seq_lens, strict=True)]
     )
-    counts = torch.tensor([len(item.token_ids) for item in items])
-    sequence_of_row = torch.repeat_interleave(torch.arange(len(items)), counts)  # [T]
-    blocks = block_tables[sequence_of_row, positions // block_size].to(torch.int64)
+    blocks = block_tables[np.repeat(np.arange(len(items)), counts), positions // block_size]
+    slots = blocks.astype(np.int64) * block_size + positions % block_size
     wanted = [
         end - 1 for item, end in zip(items, query_start[1:], strict=True) if item.wants_logits
     ]
     return ForwardBatch(
-        token_ids=torch.tensor([token for item in items for token in item.token_ids]),
-        positions=positions,
+        token_ids=torch.tensor(token_ids, dtype=torch.int64),
+        positions=torch.from_numpy(positions),
         metadata=StepMetadata(
-            slot_mapping=blocks * block_size + positions % block_size,
-            block_tables=block_tables,
-            query_start=tuple(query_start),
+            slot_mapping=torch.from_numpy(slots),
+            block_tables=torch.from_numpy(block_tables),
+            query_start=query_start,
             seq_lens=seq_lens,
         ),
         logits_rows=torch.tensor(wanted, dtype=torch.int64),
     )
 
 
-def _block_tables(items: Sequence[BatchItem], seq_lens: Sequence[int], block_size: int) -> Tensor:
-    """`[S, max_blocks]` int32, each row the blocks that hold the sequence, 0 after them."""
+def _block_tables(
+    items: Sequence[BatchItem], seq_lens: Sequence[int], block_size: int
+) -> npt.NDArray[np.int32]:
+    """`[S, max_blocks]`, each row the blocks that hold the sequence, 0 after them."""
     counts = [-(-length // block_size) for length in seq_lens]
-    for item, count in zip(items, counts, strict=True):
+    tables = np.zeros((len(items), max(counts)), dtype=np.int32)
+    for row, (item, count) in enumerate(zip(items, counts, strict=True)):
         assert len(item.block_ids) >= count, "every token of a step has a block"
-    width = max(counts)
-    rows = [
-        [*item.block_ids[:count], *(0 for _ in range(width - count))]
-        for item, count in zip(items, counts, strict=True)
-    ]
-    return torch.tensor(rows, dtype=torch.int32)
+        tables[row, :count] = item.block_ids[:count]
+    return tables

@@ -3,6 +3,7 @@
 from kernels.reference.attention import paged_attention
 from kernels.reference.cache import copy_blocks, write_kv
 from kernels.reference.elementwise import add_rms_norm, rms_norm, rope, silu_mul
+from kernels.reference.packing import pack
 from kernels.reference.products import embedding, linear
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "copy_blocks",
     "embedding",
     "linear",
+    "pack",
     "paged_attention",
     "rms_norm",
     "rope",

@@ -8,7 +8,7 @@ from core.errors import ConfigError
 from kernels import ops
 from kernels.gguf_formats import FORMAT_BY_NAME
 from kernels.reference.gguf_blocks import dequantize
-from kernels.weights import BlockWeight, DenseWeight, StackedWeight, stack_rows
+from kernels.weights import BlockWeight, DenseWeight, PackedWeight, StackedWeight, stack_rows
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +116,25 @@ def test_stacking_unlike_formats_keeps_the_parts() -> None:
     inputs, bias = torch.randn(3, 64), torch.randn(6)
     rows = torch.cat((expanded(blocks), dense.values))
     torch.testing.assert_close(ops.linear(inputs, stacked, bias), F.linear(inputs, rows, bias))
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 40])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_linear_over_packed_weights(num_rows: int, has_bias: bool) -> None:
+    inputs, values = torch.randn(num_rows, 24), torch.randn(200, 24)
+    bias = torch.randn(200) if has_bias else None
+    packed = ops.pack(DenseWeight(values))
+    assert packed.shape == (200, 24)
+    torch.testing.assert_close(ops.linear(inputs, packed, bias), F.linear(inputs, values, bias))
+
+
+def test_only_wide_float32_matrices_are_packed() -> None:
+    if not torch._C.has_mkldnn:
+        pytest.skip("this build of torch has no oneDNN to pack for")
+    assert isinstance(ops.pack(DenseWeight(torch.randn(200, 24))), PackedWeight)
+    for weight in (
+        DenseWeight(torch.randn(24, 24)),
+        DenseWeight(torch.randn(200, 24).bfloat16()),
+        block_weight(200, 32),
+    ):
+        assert ops.pack(weight) is weight
