@@ -39,4 +39,5 @@ def _pays(weight: DenseWeight) -> bool:
 def _is_available() -> bool:
     """Whether this build of torch has the two operations, which are not part of its documented surface."""
     names = ("_reorder_linear_weight", "_linear_pointwise")
-    return torch._C.has_mkldnn and all(hasattr(torch.ops.mkldnn, name) for name in names)
+    has_library: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return has_library and all(hasattr(torch.ops.mkldnn, name) for name in names)

@@ -129,7 +129,7 @@ def test_linear_over_packed_weights(num_rows: int, has_bias: bool) -> None:
 
 
 def test_only_wide_float32_matrices_are_packed() -> None:
-    if not torch._C.has_mkldnn:
+    if not torch.backends.mkldnn.is_available():
         pytest.skip("this build of torch has no oneDNN to pack for")
     assert isinstance(ops.pack(DenseWeight(torch.randn(200, 24))), PackedWeight)
     for weight in (
