@@ -6,16 +6,17 @@ from dataclasses import dataclass
 
 from core.errors import ConfigError
 
+_WILDCARD_HOSTS = ("", "0.0.0.0", "::")
+
 
 @dataclass(frozen=True, slots=True)
 class TransferConfig:
     """One worker's movers.
 
     worker_name: how this side names itself in the handshake, for the peer's messages and ours.
-    data_host: address that the data endpoint listens on.
+    data_host: address that the data endpoint listens on, and that senders are told.
     link_rate_bytes_s: limit of what this worker sends over all data links, 0 for none
         (`--link-rate`).
-    socket_buffer_bytes: asked of the kernel for each direction of a data connection.
     max_connect_failures: failures of a peer's connection in a row, without one answer between,
         before its sessions fail.
     connect_timeout_s: how long one attempt to connect and shake hands may take.
@@ -25,7 +26,6 @@ class TransferConfig:
     worker_name: str = ""
     data_host: str = "127.0.0.1"
     link_rate_bytes_s: float = 0.0
-    socket_buffer_bytes: int = 4 << 20
     max_connect_failures: int = 4
     connect_timeout_s: float = 5.0
     reconnect_delay_s: float = 0.05
@@ -33,8 +33,12 @@ class TransferConfig:
     def __post_init__(self) -> None:
         if len(self.worker_name.encode()) > 255:
             raise ConfigError(f"worker name: {self.worker_name!r} is longer than 255 bytes")
+        if self.data_host in _WILDCARD_HOSTS:
+            raise ConfigError(
+                f"data host: {self.data_host!r} is no address that a sender can reach; "
+                f"name one of this machine's"
+            )
         _check_least("link-rate", self.link_rate_bytes_s, 0)
-        _check_least("socket_buffer_bytes", self.socket_buffer_bytes, 4096)
         _check_least("max_connect_failures", self.max_connect_failures, 1)
         _check_least("connect_timeout_s", self.connect_timeout_s, 0.001)
         _check_least("reconnect_delay_s", self.reconnect_delay_s, 0)

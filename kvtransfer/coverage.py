@@ -50,15 +50,10 @@ class Coverage:
             return []
         if covered is None:
             return [(first_layer, num_layers)]
-        parts: list[tuple[int, int]] = []
-        for layer in range(first_layer, first_layer + num_layers):
-            if covered[layer] >= needed:
-                continue
-            if parts and sum(parts[-1]) == layer:
-                parts[-1] = (parts[-1][0], parts[-1][1] + 1)
-            else:
-                parts.append((layer, 1))
-        return parts
+        cells = covered[first_layer : first_layer + num_layers]
+        if max(cells) < needed:
+            return [(first_layer, num_layers)]
+        return [] if min(cells) >= needed else _stretches_below(cells, needed, first_layer)
 
     def admit(
         self, group: int, position: int, first_layer: int, num_layers: int, valid_slots: int
@@ -70,9 +65,22 @@ class Coverage:
         covered = self._covered.get((group, position))
         if covered is None:
             covered = self._covered[group, position] = [0] * self._num_layers[group]
-        lacking_before = self._num_lacking
-        for layer in range(first_layer, first_layer + num_layers):
-            if covered[layer] < needed:
-                self._num_lacking -= needed - covered[layer]
-                covered[layer] = needed
-        return self._num_lacking < lacking_before
+        end_layer = first_layer + num_layers
+        cells = covered[first_layer:end_layer]
+        num_added = sum(needed - cell for cell in cells if cell < needed)
+        covered[first_layer:end_layer] = [max(cell, needed) for cell in cells]
+        self._num_lacking -= num_added
+        return num_added > 0
+
+
+def _stretches_below(cells: Sequence[int], limit: int, first: int) -> list[tuple[int, int]]:
+    """`(index + first, count)` of each unbroken stretch of cells below the limit."""
+    stretches: list[tuple[int, int]] = []
+    for index, cell in enumerate(cells, first):
+        if cell >= limit:
+            continue
+        if stretches and sum(stretches[-1]) == index:
+            stretches[-1] = (stretches[-1][0], stretches[-1][1] + 1)
+        else:
+            stretches.append((index, 1))
+    return stretches

@@ -29,14 +29,14 @@ from crc32c import crc32c
 
 from core.blocks import BlockLife
 from core.errors import ChecksumMismatch, TransferError
-from core.ids import BlockId, SessionId
-from core.kv_layout import KVLayout
+from core.ids import NULL_BLOCK, BlockId, SessionId
+from core.kv_layout import KVLayout, Run
 from kvtransfer.counters import TransferCounters
 from kvtransfer.coverage import Coverage
 from kvtransfer.events import PostEvent, ReceiveFailed, RunAdmitted, SessionComplete, WriterLeft
 from kvtransfer.session import ReceiveSession, SessionKey
 from kvtransfer.transports.base import MAX_SLICE_BYTES
-from kvtransfer.transports.runs import RunAnswer, RunHeader, check_header
+from kvtransfer.transports.runs import RunAnswer, RunHeader, RunPlaces
 
 MAX_ENDED_SESSIONS = 4096
 """Ended sessions whose secret is remembered, so that a late peer is told from a stranger."""
@@ -87,11 +87,13 @@ class Intake:
         post: PostEvent,
         counters: TransferCounters,
     ) -> None:
-        self.layout = layout
+        self.block_bytes = layout.block_bytes
         self.life = life
         self.pool = pool
         self.counters = counters
         self.scratch = memoryview(bytearray(MAX_SLICE_BYTES))
+        self._layout = layout
+        self._places = RunPlaces(layout)
         self._post = post
         self._lock = threading.Lock()
         self._live: dict[SessionKey, _LiveSession] = {}
@@ -101,7 +103,7 @@ class Intake:
 
     def expect(self, session: ReceiveSession) -> None:
         """Let runs of this session in; complete at once when it lacks nothing."""
-        live = _LiveSession(session, self.layout)
+        live = _LiveSession(session, self._layout)
         with self._lock:
             assert session.key not in self._live, f"session {session.key} is expected already"
             self._live[session.key] = live
@@ -123,6 +125,12 @@ class Intake:
         """Let go of the pool's memory. No run may be under way."""
         self.pool = memoryview(b"")
 
+    def fail_all(self, error: TransferError) -> None:
+        """Fail every expected session."""
+        with self._lock:
+            for live in self._live.values():
+                self._fail(live, error)
+
     def open(self, key: SessionKey, secret: bytes) -> OpenOutcome:
         """Whether a peer that shows this secret may send runs of the session."""
         with self._lock:
@@ -142,28 +150,36 @@ class Intake:
         with self._lock:
             live = self._live.get(header.key) if is_opened else None
             try:
-                check_header(header, self.layout)
+                place = self._places.place(header)
             except TransferError as error:
                 if live is not None:
                     self._fail(live, error)
                 raise
-            return self._begin(header, live)
+            if live is None or live.is_failed:
+                return IncomingRun(self, header, None, _Fate.LATE)
+            return self._begin(header, live, place)
 
-    def _begin(self, header: RunHeader, live: _LiveSession | None) -> IncomingRun:
-        if live is None or live.is_failed:
-            return IncomingRun(self, header, None, [], _Fate.LATE)
+    def _begin(self, header: RunHeader, live: _LiveSession, place: Run) -> IncomingRun:
         parts = live.coverage.lacking_layers(*_range(header))
-        run = IncomingRun(self, header, live, parts, _Fate.WRITING if parts else _Fate.COVERED)
+        run = IncomingRun(self, header, live, _Fate.WRITING if parts else _Fate.COVERED)
+        if parts and not self._has_displaced(run, live):
+            run.fate = _Fate.COVERED
+        if run.fate is _Fate.WRITING:
+            live.writing.append(run)
+            run.aim(live.blocks[header.group, header.position], place, parts)
+        return run
+
+    def _has_displaced(self, run: IncomingRun, live: _LiveSession) -> bool:
+        """Take the range over from older connections. Never two writers at a time: where one is
+        inside a slice now, it goes on and this one does not.
+        """
         rivals = [other for other in live.writing if other.overlaps(run)]
         if any(other.is_inside for other in rivals):
-            run.fate = _Fate.COVERED  # never two writers at a time: the one inside goes on
-            return run
+            return False
         for other in rivals:
             other.fate = _Fate.COVERED
             live.writing.remove(other)
-        if run.fate is _Fate.WRITING:
-            live.writing.append(run)
-        return run
+        return True
 
     def enter(self, run: IncomingRun) -> bool:
         """Let a run into its block for one slice; False when it has lost the right to write."""
@@ -177,9 +193,12 @@ class Intake:
     def leave(self, run: IncomingRun) -> None:
         """Let a run out of its block."""
         with self._lock:
-            run.is_inside = False
-            if self.life.leave(run.block):
-                self._post(WriterLeft(run.block))
+            self._leave(run)
+
+    def _leave(self, run: IncomingRun) -> None:
+        run.is_inside = False
+        if self.life.leave(run.block):
+            self._post(WriterLeft(run.block))
 
     def abandon(self, run: IncomingRun) -> None:
         """Nothing more of this run will come, and nothing of it counts."""
@@ -187,9 +206,14 @@ class Intake:
             self._release(run)
 
     def finish(self, run: IncomingRun) -> RunAnswer | None:
-        """All bytes of a run have come; the answer, or None when another run answers for it."""
+        """All bytes of a run have come: let it out of its block, and judge it.
+
+        The answer, or None when another run answers for it.
+        """
         header, live = run.header, run.live
         with self._lock:
+            if run.is_inside:
+                self._leave(run)
             self._release(run)
             if live is None or not self._stands(live) or run.fate is _Fate.LATE:
                 self.counters.late_runs_total += 1
@@ -240,44 +264,36 @@ class IncomingRun:
     """One run on its way in. Its bytes go, in order, where `next_slice` says."""
 
     __slots__ = (
-        "_base_bytes", "_intake", "_parts", "_slice", "block", "checksum", "fate", "header",
-        "is_inside", "live", "offset_bytes",
+        "_base_bytes", "_intake", "_parts", "_slice", "answer", "block", "checksum", "fate",
+        "header", "is_inside", "live", "num_bytes_left",
     )  # fmt: skip
 
     def __init__(
-        self,
-        intake: Intake,
-        header: RunHeader,
-        live: _LiveSession | None,
-        parts: list[tuple[int, int]],
-        fate: _Fate,
+        self, intake: Intake, header: RunHeader, live: _LiveSession | None, fate: _Fate
     ) -> None:
         self.header = header
         self.live = live
         self.fate = fate
+        self.num_bytes_left = header.num_bytes
+        self.block = NULL_BLOCK
         self.is_inside = False
-        self.offset_bytes = 0
         self.checksum = 0
+        self.answer: RunAnswer | None = None
         self._intake = intake
-        self._slice = intake.scratch[:0]
-        layout = intake.layout
-        self.block = BlockId(0)
+        self._slice = intake.scratch
         self._base_bytes = 0
         # half-open byte ranges of the payload that go into the pool; the rest goes to scratch
         self._parts: list[tuple[int, int]] = []
-        if parts and live is not None:
-            self.block = live.blocks[header.group, header.position]
-            run = layout.layer_run(header.group, header.first_layer, header.num_layers)
-            self._base_bytes = self.block * layout.block_bytes + run.offset_bytes
-            layer_bytes = run.num_bytes // header.num_layers
-            for first, count in parts:
-                start = (first - header.first_layer) * layer_bytes
-                self._parts.append((start, start + count * layer_bytes))
 
-    @property
-    def num_bytes_left(self) -> int:
-        """Payload bytes that are still to come."""
-        return self.header.num_bytes - self.offset_bytes
+    def aim(self, block: BlockId, place: Run, parts: list[tuple[int, int]]) -> None:
+        """Let these parts of the run, as `(first layer, count)`, go to their place in a block."""
+        header = self.header
+        self.block = block
+        self._base_bytes = block * self._intake.block_bytes + place.offset_bytes
+        layer_bytes = place.num_bytes // header.num_layers
+        for first, count in parts:
+            start = (first - header.first_layer) * layer_bytes
+            self._parts.append((start, start + count * layer_bytes))
 
     def overlaps(self, other: IncomingRun) -> bool:
         """Whether both runs carry some layer of the same block."""
@@ -289,7 +305,7 @@ class IncomingRun:
 
     def next_slice(self) -> memoryview:
         """Where the next bytes go, at most MAX_SLICE_BYTES; `wrote` must follow before anything."""
-        start = self.offset_bytes
+        start = self.header.num_bytes - self.num_bytes_left
         end, is_pool = self._stretch(start)
         if is_pool and not self._intake.enter(self):
             if self.fate is _Fate.WRITING:
@@ -304,13 +320,18 @@ class IncomingRun:
         return self._slice
 
     def wrote(self, num_bytes: int) -> None:
-        """The transport has put this many bytes into the slice (none, when nothing had come)."""
+        """The transport has put this many bytes into the slice (none, when nothing had come).
+
+        With the last ones the run is over, and `answer` is what to tell the sender, if anything.
+        """
         if num_bytes:
             if self.fate is _Fate.WRITING:
                 self.checksum = crc32c(self._slice[:num_bytes], self.checksum)
-            self.offset_bytes += num_bytes
+            self.num_bytes_left -= num_bytes
             self._intake.counters.received_bytes_total += num_bytes
-        if self.is_inside:
+        if not self.num_bytes_left:
+            self.answer = self._intake.finish(self)
+        elif self.is_inside:
             self._intake.leave(self)
 
     def _stretch(self, start: int) -> tuple[int, bool]:

@@ -49,19 +49,18 @@ class OutgoingRun:
 
     def header(self) -> RunHeader:
         """What announces the run. Reads the payload for its checksum."""
-        session, attempt = self.session.key
+        payload = self.payload
         return RunHeader(
-            session,
-            attempt,
-            rank=0,
-            group=self.group,
-            position=self.position,
-            first_layer=self.first_layer,
-            num_layers=self.num_layers,
-            valid_slots=self.valid_slots,
-            num_bytes=len(self.payload),
-            checksum=crc32c(self.payload),
-            number=self.number,
+            *self.session.key,
+            0,  # rank
+            self.group,
+            self.position,
+            self.first_layer,
+            self.num_layers,
+            self.valid_slots,
+            len(payload),
+            crc32c(payload),
+            self.number,
         )
 
 

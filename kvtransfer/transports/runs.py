@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from core.errors import LayoutMismatch, TransferError
 from core.ids import SessionId
-from core.kv_layout import KVLayout
+from core.kv_layout import KVLayout, Run
 from kvtransfer.session import SessionKey
 
 
 class RunHeader(NamedTuple):
-    """What a sender says of a run before its bytes. Nothing in it is trusted before `check_header`.
+    """What a sender says of a run before its bytes. Nothing in it is trusted before `RunPlaces`.
 
     rank: the rank whose shard it is.
     valid_slots: slots of the block that hold the sequence's KV in these layers.
@@ -44,25 +44,44 @@ class RunAnswer(NamedTuple):
     is_admitted: bool
 
 
-def check_header(header: RunHeader, layout: KVLayout) -> None:
-    """Raise unless every field lies in the layout and the length is what the layout says."""
-    if header.rank >= layout.num_ranks:
-        raise TransferError(f"run names rank {header.rank}; this worker has {layout.num_ranks}")
-    if header.group >= len(layout.groups):
-        raise LayoutMismatch(f"run names group {header.group}; the layout has {len(layout.groups)}")
-    num_layers = len(layout.groups[header.group].layers)
-    end_layer = header.first_layer + header.num_layers
-    if header.num_layers < 1 or end_layer > num_layers:
-        raise LayoutMismatch(
-            f"run names layers [{header.first_layer}, {end_layer}); the group has {num_layers}"
-        )
-    if not 1 <= header.valid_slots <= layout.block_size:
-        raise LayoutMismatch(
-            f"run names {header.valid_slots} valid slots; the block size is {layout.block_size}"
-        )
-    planned = layout.layer_run(header.group, header.first_layer, header.num_layers).num_bytes
-    if header.num_bytes != planned:
-        raise LayoutMismatch(
-            f"run of {header.num_layers} layers is announced with {header.num_bytes} bytes; "
-            f"here they are {planned}"
-        )
+class RunPlaces:
+    """Where runs lie inside blocks of one layout, and whether a header fits it."""
+
+    def __init__(self, layout: KVLayout) -> None:
+        self._layout = layout
+        # (group, first layer, number of layers) -> place; only what the layout has gets in
+        self._places: dict[tuple[int, int, int], Run] = {}
+
+    def place(self, header: RunHeader) -> Run:
+        """The run's bytes inside its block; TransferError unless every field fits the layout."""
+        key = (header.group, header.first_layer, header.num_layers)
+        place = self._places.get(key)
+        if place is None:
+            self._check_layers(header)
+            place = self._places[key] = self._layout.layer_run(*key)
+        if header.num_bytes != place.num_bytes:
+            raise LayoutMismatch(
+                f"run of {header.num_layers} layers is announced with {header.num_bytes} bytes; "
+                f"here they are {place.num_bytes}"
+            )
+        if not 1 <= header.valid_slots <= self._layout.block_size:
+            raise LayoutMismatch(
+                f"run names {header.valid_slots} valid slots; "
+                f"the block size is {self._layout.block_size}"
+            )
+        if header.rank >= self._layout.num_ranks:
+            raise TransferError(
+                f"run names rank {header.rank}; this worker has {self._layout.num_ranks}"
+            )
+        return place
+
+    def _check_layers(self, header: RunHeader) -> None:
+        groups = self._layout.groups
+        if header.group >= len(groups):
+            raise LayoutMismatch(f"run names group {header.group}; the layout has {len(groups)}")
+        num_layers = len(groups[header.group].layers)
+        end_layer = header.first_layer + header.num_layers
+        if header.num_layers < 1 or end_layer > num_layers:
+            raise LayoutMismatch(
+                f"run names layers [{header.first_layer}, {end_layer}); the group has {num_layers}"
+            )

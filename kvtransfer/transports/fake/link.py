@@ -97,19 +97,19 @@ class FakeLink:
     def _slice_limit_bytes(self) -> int:
         limit_bytes = self._network.slice_bytes
         if self._packet is not None and self._packet.cut_at_bytes is not None and self._run:
-            limit_bytes = min(limit_bytes, self._packet.cut_at_bytes - self._run.offset_bytes)
+            num_bytes_done = self._run.header.num_bytes - self._run.num_bytes_left
+            limit_bytes = min(limit_bytes, self._packet.cut_at_bytes - num_bytes_done)
         return limit_bytes
 
     def _write_slice(self, run: IncomingRun, place: memoryview) -> None:
         assert self._packet is not None
-        start = run.offset_bytes
+        start = run.header.num_bytes - run.num_bytes_left
         place[:] = self._packet.payload[start : start + len(place)]
         self._place = None
         run.wrote(len(place))
-        if run.offset_bytes == self._packet.cut_at_bytes:
+        if start + len(place) == self._packet.cut_at_bytes:
             self._network.cut(self)
         elif not run.num_bytes_left:
             self._run = None
-            answer = self.receiver.intake.finish(run)
-            if answer is not None:
-                self.backward.append(AnswerPacket(run.header.key, *answer))
+            if run.answer is not None:
+                self.backward.append(AnswerPacket(run.header.key, *run.answer))

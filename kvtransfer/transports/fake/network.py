@@ -28,7 +28,7 @@ class FakeNetwork:
         self.senders: list[FakeSender] = []
         self.links: list[FakeLink] = []
         self._receivers: dict[str, FakeReceiver] = {}
-        self._current: dict[tuple[int, str], FakeLink] = {}
+        self._current: dict[tuple[FakeSender, str], FakeLink] = {}
         self._faults: dict[int, Fault] = {}
         self._num_addresses = 0
         self._num_carried_runs = 0
@@ -54,7 +54,7 @@ class FakeNetwork:
             if lane.has_runs()
         ]
         deliveries = [link.deliver for link in self.links if link.can_deliver]
-        answers = [link.answer for link in self.links if link.backward]
+        answers = [link.answer for link in self._current.values() if link.backward]
         return [*sends, *deliveries, *answers]
 
     def step(self, choose: Callable[[list[Action]], Action] | None = None) -> bool:
@@ -79,15 +79,17 @@ class FakeNetwork:
     def cut_for_sender(self, link: FakeLink) -> None:
         """Half open: the sender takes the connection for lost, the receiver does not."""
         address = link.receiver.addresses[0]
-        if self._current.get((id(link.sender), address)) is link:
-            del self._current[id(link.sender), address]
+        if self._current.get((link.sender, address)) is link:
+            del self._current[link.sender, address]
             link.backward.clear()
+            link.sender.counters.connections_lost_total += 1
             link.sender.lose(address, "connection cut")
 
     def cut_for_receiver(self, link: FakeLink) -> None:
         """The receiver takes a connection for lost."""
         if link in self.links:
             self.links.remove(link)
+            link.receiver.counters.connections_lost_total += 1
             link.end_receiving()
 
     # ---- what the ends do
@@ -110,16 +112,16 @@ class FakeNetwork:
         if sender in self.senders:
             self.senders.remove(sender)
         for link in [x for x in self.links if x.sender is sender]:
-            self._current.pop((id(sender), link.receiver.addresses[0]), None)
+            self._current.pop((sender, link.receiver.addresses[0]), None)
             if is_noticed:
                 self.cut_for_receiver(link)
 
     def connect(self, sender: FakeSender, address: str) -> FakeLink | None:
         """The connection of a pair, new when there is none; None when nobody listens."""
         receiver = self._receivers.get(address)
-        link = self._current.get((id(sender), address))
+        link = self._current.get((sender, address))
         if link is None and receiver is not None:
-            link = self._current[id(sender), address] = FakeLink(self, sender, receiver)
+            link = self._current[sender, address] = FakeLink(self, sender, receiver)
             self.links.append(link)
         return link
 

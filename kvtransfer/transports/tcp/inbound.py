@@ -104,7 +104,7 @@ class InboundLink:
             run.wrote(written_bytes)
         if not run.num_bytes_left:
             self._run = None
-            self._answer_run(run.header, self._intake.finish(run))
+            self._answer_run(run.header, run.answer)
             if received_bytes > written_bytes:
                 self._note_frame_bytes(received_bytes - written_bytes)
         return received_bytes, received_bytes < sum(map(len, space))

@@ -112,7 +112,7 @@ class TcpReceiver:
             sock, address = self._listener.accept()
         except OSError as error:  # aborted meanwhile, or no descriptor left
             logger.warning("kv receiver cannot accept: %s", error)
-            time.sleep(0.01)
+            time.sleep(0.001)
             return
         if num_strangers >= MAX_STRANGERS:
             self._counters.refused_connections_total += 1
@@ -167,6 +167,8 @@ class TcpReceiver:
     def _shut(self) -> None:
         for link in list(self._links):
             self._drop(link)
+        if not self._is_stopping:
+            self._intake.fail_all(TransferError("the receiver of this worker stopped"))
         self._selector.close()
         self._listener.close()
         self._wakeup.close()

@@ -27,7 +27,7 @@ from kvtransfer.transports.tcp.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 
-SEND_BATCH_BYTES = 512 * 1024
+SEND_BATCH_BYTES = 1024 * 1024
 """What one connection may send before the others have a turn, where no rate is set."""
 
 

@@ -9,7 +9,7 @@ Sender to receiver, frames of FRAME_BYTES each; a RUN frame is followed by its p
 Receiver to sender: a HELLO frame, then answers of ANSWER_BYTES each, to an OPEN or to a RUN.
 
 A sender waits for HELLO before its first OPEN, and for the answer to its first OPEN before it sends
-more; then nothing waits. A receiver believes no length: `runs.check_header`.
+more; then nothing waits. A receiver believes no length: `runs.RunPlaces`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ANSWER_BYTES = 24
 
 _HELLO = struct.Struct("<8sHH52s")
 _OPEN = struct.Struct(f"<B7xQI12x{SECRET_BYTES}s")
-_RUN = struct.Struct("<BxHHHQIIHHIIQQ12x")
+_RUN = struct.Struct("<B7xQIHHIHHIQIQ8x")  # after the kind, the fields of RunHeader in order
 _ANSWER = struct.Struct("<BBxxIQQ")
 assert {_HELLO.size, _OPEN.size, _RUN.size} == {FRAME_BYTES}
 assert _ANSWER.size == ANSWER_BYTES
@@ -96,22 +96,12 @@ def parse_open(frame: bytes | bytearray) -> tuple[SessionKey, bytes]:
 
 def pack_run(header: RunHeader) -> bytes:
     """A RUN frame."""
-    session, attempt, rank, group, position, first, count, slots, size, checksum, number = header
-    return _RUN.pack(
-        FrameKind.RUN, rank, group, 0, session, attempt, position, first, count, slots, checksum,
-        size, number,
-    )  # fmt: skip
+    return _RUN.pack(FrameKind.RUN, *header)
 
 
 def parse_run(frame: bytes | bytearray) -> RunHeader:
     """Header of a RUN frame; nothing in it is checked yet."""
-    _, rank, group, _, session, attempt, position, first, count, slots, checksum, size, number = (
-        _RUN.unpack(frame)
-    )
-    return RunHeader(
-        SessionId(session), attempt, rank, group, position, first, count, slots, size, checksum,
-        number,
-    )  # fmt: skip
+    return RunHeader._make(_RUN.unpack(frame)[1:])
 
 
 def pack_answer(answer: Answer) -> bytes:

@@ -1,0 +1,86 @@
+"""Coverage against a plain set of (group, position, layer, slot)."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtransfer.coverage import Coverage
+
+NUM_LAYERS = (5, 3)
+BLOCK_SIZE = 4
+
+needs = st.tuples(
+    *[
+        st.dictionaries(st.integers(0, 4), st.integers(1, BLOCK_SIZE), max_size=4)
+        for _ in NUM_LAYERS
+    ]
+)
+
+
+@st.composite
+def ranges(draw: st.DrawFn) -> tuple[int, int, int, int, int]:
+    group = draw(st.integers(0, len(NUM_LAYERS) - 1))
+    first = draw(st.integers(0, NUM_LAYERS[group] - 1))
+    count = draw(st.integers(1, NUM_LAYERS[group] - first))
+    return group, draw(st.integers(0, 5)), first, count, draw(st.integers(1, BLOCK_SIZE))
+
+
+def cells(
+    needed: tuple[dict[int, int], ...],
+    group: int,
+    position: int,
+    first: int,
+    count: int,
+    slots: int,
+) -> set[tuple[int, int, int, int]]:
+    """The needed cells of a range, one by one."""
+    return {
+        (group, position, layer, slot)
+        for layer in range(first, first + count)
+        for slot in range(min(slots, needed[group].get(position, 0)))
+    }
+
+
+@given(needs, st.lists(ranges(), max_size=30))
+def test_equals_a_set_of_cells(
+    needed: tuple[dict[int, int], ...], runs: list[tuple[int, int, int, int, int]]
+) -> None:
+    coverage = Coverage(needed, NUM_LAYERS)
+    lacking: set[tuple[int, int, int, int]] = set()
+    for group, positions in enumerate(needed):
+        for position, slots in positions.items():
+            lacking |= cells(needed, group, position, 0, NUM_LAYERS[group], slots)
+    for run in runs:
+        group, position = run[:2]
+        new = cells(needed, *run) & lacking
+        parts = coverage.lacking_layers(*run)
+        layers = [layer for first, count in parts for layer in range(first, first + count)]
+        assert layers == sorted({layer for _, _, layer, _ in new})
+        assert all(count > 0 for _, count in parts)
+        assert coverage.admit(*run) is bool(new)
+        assert not coverage.lacking_layers(*run)
+        assert coverage.admit(*run) is False
+        lacking -= new
+        assert coverage.num_lacking == len(lacking)
+        assert coverage.is_complete is (not lacking)
+
+
+def test_the_partly_filled_last_block_is_complete_with_its_valid_slots() -> None:
+    coverage = Coverage([{0: 4, 1: 1}], [2])
+    assert coverage.admit(0, 0, 0, 2, 4)
+    assert coverage.num_lacking == 2
+    assert coverage.admit(0, 1, 0, 2, 1)
+    assert coverage.is_complete
+
+
+def test_fewer_slots_than_needed_leave_the_layer_lacking() -> None:
+    coverage = Coverage([{0: 3}], [2])
+    assert coverage.admit(0, 0, 0, 2, 2)
+    assert coverage.lacking_layers(0, 0, 0, 2, 3) == [(0, 2)]
+    assert coverage.admit(0, 0, 0, 1, 4)
+    assert coverage.lacking_layers(0, 0, 0, 2, 4) == [(1, 1)]
+
+
+def test_nothing_needed_is_complete() -> None:
+    assert Coverage([{}, {}], [2, 2]).is_complete
