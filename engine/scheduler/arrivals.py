@@ -45,6 +45,12 @@ class Arrivals:
         num_tokens = sequence.num_arriving_tokens
         return self._kv.num_blocks_for(num_tokens) + self._num_tail_copies(sequence)
 
+    def can_reserve(self, sequence: Sequence) -> bool:
+        """Whether pin_prefix and reserve would succeed now."""
+        copies = self._num_tail_copies(sequence) // self._kv.num_groups
+        num_tokens = sequence.num_arriving_tokens + copies * self._kv.block_size
+        return self._kv.fits(sequence, num_tokens)
+
     def pin_prefix(self, sequence: Sequence, max_tokens: int) -> int:
         """Hold what is cached; tokens that the table covers then."""
         self._check_arriving(sequence)

@@ -128,6 +128,10 @@ class Scheduler:
         """Blocks an arriving sequence must hold: its prompt's over all groups, and n - 1 copies of a partial tail."""
         return self._arrivals.blocks_for_prompt(sequence)
 
+    def can_reserve(self, sequence: Sequence) -> bool:
+        """Whether an arriving sequence's whole prompt could be pinned and reserved now."""
+        return self._arrivals.can_reserve(sequence)
+
     def pin_prefix(self, sequence: Sequence, max_tokens: int) -> int:
         """Match and hold what is cached of an arriving sequence; how many leading tokens its table covers then.
 

@@ -100,15 +100,21 @@ class Node:
         except ProcessLookupError:
             return
 
-    def metrics(self) -> dict[str, float]:
-        """Every sample of a worker's /metrics, summed over labels."""
+    def metrics(self, label: str = "") -> dict[str, float]:
+        """Every sample of a worker's /metrics by name, summed over labels; label: only samples that bear it."""
         samples: dict[str, float] = {}
         url = self.health_url.replace("/health", "/metrics")
         for line in httpx.get(url, timeout=5.0).text.splitlines():
-            if line and not line.startswith("#"):
+            if line and not line.startswith("#") and label in line:
                 name = line.partition("{")[0].partition(" ")[0]
                 samples[name] = samples.get(name, 0.0) + float(line.rpartition(" ")[2])
         return samples
+
+    @property
+    def num_computed_prompt_tokens(self) -> int:
+        """Prompt tokens that this worker has computed itself."""
+        samples = self.metrics('source="local_compute"')
+        return int(samples.get("vllm:prompt_tokens_by_source_total", 0))
 
 
 @dataclass
