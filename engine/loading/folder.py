@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,25 +14,11 @@ from torch import Tensor
 from core.canonical import pack_fields
 from core.errors import ModelLoadError
 from engine.loading.bundle import BUNDLE_FILES
+from engine.loading.json_reader import read_object
 from kernels.weights import DenseWeight
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of the folder."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise ModelLoadError(f"{path.parent}: {path.name} is missing") from None
-    except OSError as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ModelLoadError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path}: holds {type(value).__name__}, not an object")
-    return value
 
 
 def read_bundle(folder: Path) -> dict[str, bytes]:
@@ -106,7 +91,7 @@ class FolderWeights:
 def _locate(folder: Path) -> dict[str, str]:
     """Tensor name -> file name, from the index or from the single file; every named file exists."""
     if (folder / _INDEX).is_file():
-        weight_map = read_json(folder / _INDEX).get("weight_map")
+        weight_map = read_object(folder / _INDEX).get("weight_map")
         if not isinstance(weight_map, dict):
             raise ModelLoadError(f"{folder / _INDEX}: weight_map is missing")
         for file_name in sorted(set(weight_map.values())):

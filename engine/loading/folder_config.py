@@ -2,109 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 from core.errors import ModelLoadError
-from engine.loading.folder import read_json
+from engine.loading.json_reader import JsonReader
 from engine.models.config import ModelConfig
 from engine.models.registry import Architecture, find_architecture
 from engine.models.rope import RopeConfig, reach
 
 
-class ConfigReader:
-    """Typed look-ups in a JSON object; errors name the file and the key."""
-
-    def __init__(self, where: str, values: Mapping[str, Any]) -> None:
-        self._where, self._values = where, values
-
-    def has(self, key: str) -> bool:
-        """Whether the key is there and not null."""
-        return self._values.get(key) is not None
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number."""
-        value = self._get(key, default)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise self._wrong(key, value, "a whole number")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A number."""
-        value = self._get(key, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise self._wrong(key, value, "a number")
-        return float(value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        """A boolean."""
-        value = self._get(key, default)
-        if not isinstance(value, bool):
-            raise self._wrong(key, value, "a boolean")
-        return value
-
-    def text(self, key: str, default: str) -> str:
-        """A string."""
-        value = self._get(key, default)
-        if not isinstance(value, str):
-            raise self._wrong(key, value, "a string")
-        return value
-
-    def numbers(self, key: str) -> tuple[float, ...]:
-        """A list of numbers, empty when the key is not there."""
-        value = self._get(key, [])
-        if not isinstance(value, list) or not all(isinstance(v, (int, float)) for v in value):
-            raise self._wrong(key, value, "a list of numbers")
-        return tuple(float(v) for v in value)
-
-    def texts(self, key: str) -> list[str]:
-        """A list of strings, empty when the key is not there."""
-        value = self._get(key, [])
-        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-            raise self._wrong(key, value, "a list of strings")
-        return value
-
-    def token_ids(self, key: str) -> tuple[int, ...]:
-        """One token id or a list of them, empty when the key is not there."""
-        value = self._values.get(key)
-        values = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(isinstance(v, int) for v in values):
-            raise self._wrong(key, value, "a token id or a list of them")
-        return tuple(values)
-
-    def section(self, key: str) -> ConfigReader | None:
-        """A nested object, None when the key is not there."""
-        value = self._values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self._wrong(key, value, "an object")
-        return ConfigReader(f"{self._where}: {key}", value)
-
-    def _get(self, key: str, default: Any) -> Any:
-        value = self._values.get(key)
-        if value is None:
-            value = default
-        if value is None:
-            raise ModelLoadError(f"{self._where}: {key} is missing")
-        return value
-
-    def _wrong(self, key: str, value: object, wanted: str) -> ModelLoadError:
-        return ModelLoadError(f"{self._where}: {key} must be {wanted}, got {value!r}")
-
-
-def read_folder_config(folder: Path) -> ModelConfig:
+def read_folder_config(config: JsonReader) -> ModelConfig:
     """What config.json says, completed by what its architecture implies."""
-    path = folder / "config.json"
-    config = ConfigReader(str(path), read_json(path))
-    try:
-        architecture = find_architecture(config.texts("architectures"))
-    except ModelLoadError as error:
-        raise ModelLoadError(f"{path}: {error.message}") from None
-    _refuse_what_cannot_be_served(config, path)
+    architecture = find_architecture(config.texts("architectures"))
+    _refuse_what_cannot_be_served(config)
     num_heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
     num_layers = config.integer("num_hidden_layers")
     max_position = config.integer("max_position_embeddings")
@@ -128,25 +36,24 @@ def read_folder_config(folder: Path) -> ModelConfig:
         has_output_bias=has_attention_bias and not architecture.has_qkv_bias,
         has_mlp_bias=config.flag("mlp_bias", False),
         has_qk_norm=architecture.has_qk_norm,
-        eos_token_ids=_eos_token_ids(config, folder),
     )
 
 
-def _refuse_what_cannot_be_served(config: ConfigReader, path: Path) -> None:
+def _refuse_what_cannot_be_served(config: JsonReader) -> None:
     section = config.section("quantization_config")
     if section is not None:
         method = section.text("quant_method", "?")
-        raise ModelLoadError(f"{path}: weights quantised by {method!r} cannot be loaded")
+        raise ModelLoadError(f"weights quantised by {method!r} cannot be loaded")
     activation = config.text("hidden_act", "silu")
     if activation != "silu":
-        raise ModelLoadError(f"{path}: hidden_act: {activation!r} is unknown; known: silu")
+        raise ModelLoadError(f"hidden_act: {activation!r} is unknown; known: silu")
     rotated = config.number("partial_rotary_factor", 1.0)
     if rotated != 1.0:
-        raise ModelLoadError(f"{path}: partial_rotary_factor: {rotated} is not served; only 1.0 is")
+        raise ModelLoadError(f"partial_rotary_factor: {rotated} is not served; only 1.0 is")
 
 
 def _layer_windows(
-    config: ConfigReader, architecture: Architecture, num_layers: int
+    config: JsonReader, architecture: Architecture, num_layers: int
 ) -> tuple[int | None, ...]:
     """A window for each layer: for all, by `layer_types`, or for those past `max_window_layers`."""
     window = config.integer("sliding_window", 0) or None
@@ -163,7 +70,7 @@ def _layer_windows(
     return tuple(window if number >= first else None for number in range(num_layers))
 
 
-def _read_rope(config: ConfigReader, max_position: int) -> RopeConfig:
+def _read_rope(config: JsonReader, max_position: int) -> RopeConfig:
     """`rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (4)."""
     section = config.section("rope_parameters") or config.section("rope_scaling")
     theta = config.number("rope_theta", 10000.0)
@@ -191,18 +98,8 @@ def _read_rope(config: ConfigReader, max_position: int) -> RopeConfig:
     )
 
 
-def _scaling_factor(section: ConfigReader, kind: str, stretch: float) -> float:
+def _scaling_factor(section: JsonReader, kind: str, stretch: float) -> float:
     """Named by the config; yarn and longrope fall back on how far the model was stretched."""
     if kind == "default":
         return 1.0
     return section.number("factor", stretch if kind in ("yarn", "longrope") else None)
-
-
-def _eos_token_ids(config: ConfigReader, folder: Path) -> tuple[int, ...]:
-    """generation_config.json decides; config.json where it is silent."""
-    path = folder / "generation_config.json"
-    if path.is_file():
-        ids = ConfigReader(str(path), read_json(path)).token_ids("eos_token_id")
-        if ids:
-            return ids
-    return config.token_ids("eos_token_id")

@@ -112,7 +112,6 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
         has_output_bias="blk.0.attn_output.bias" in file.tensors,
         has_mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
         has_qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
-        eos_token_ids=_eos_token_ids(metadata),
     )
 
 
@@ -131,12 +130,6 @@ def _vocab_size(file: GgufFile) -> int:
     if entry is None:
         raise ModelLoadError(f"{file.path}: tensor token_embd.weight is missing")
     return entry.shape[0]
-
-
-def _eos_token_ids(metadata: GgufMetadata) -> tuple[int, ...]:
-    """End of text, of turn and of message, as far as the file names them."""
-    keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
-    return tuple(dict.fromkeys(metadata.integer(key) for key in keys if metadata.has(key)))
 
 
 def _read_rope(metadata: GgufMetadata, file: GgufFile) -> RopeConfig:

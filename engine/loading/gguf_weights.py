@@ -84,14 +84,14 @@ class GgufWeights:
         raw = self._reordered(name, self._file.raw(entry.name))
         if self._keep_blocks and entry.block_format.block_elements > 1:
             return BlockWeight(raw.clone(), entry.block_format, self._dtype)
-        return DenseWeight(_owned(dequantize(raw, entry.block_format, self._dtype)))
+        return DenseWeight(dequantize(raw, entry.block_format, self._dtype))
 
     def vector(self, name: str) -> Tensor:
         """See WeightSource.vector."""
         entry = self._entries[name]
         raw = self._file.raw(entry.name)
         values = dequantize(raw, entry.block_format, self._dtype).flatten()
-        return _owned(self._reordered(name, values))
+        return self._reordered(name, values)
 
     def digest(self) -> str:
         """See WeightSource.digest."""
@@ -108,11 +108,6 @@ class GgufWeights:
     def _reordered(self, name: str, rows: Tensor) -> Tensor:
         num_heads = self._interleaved_heads.get(name.split(".")[-2])
         return rows if num_heads is None else half_split_rows(rows, num_heads)
-
-
-def _owned(values: Tensor) -> Tensor:
-    """Values in memory of their own, so that the file can be closed."""
-    return values.clone(memory_format=torch.contiguous_format)
 
 
 def _rename(file: GgufFile) -> dict[str, TensorEntry]:

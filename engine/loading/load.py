@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +13,14 @@ import xxhash
 from core.errors import ConfigError, ModelLoadError
 from engine.config import WEIGHT_FORMATS
 from engine.loading.assemble import assemble_weights
+from engine.loading.end_tokens import end_token_ids
 from engine.loading.folder import FolderWeights, read_bundle
 from engine.loading.folder_config import read_folder_config
 from engine.loading.gguf_config import read_gguf_config
 from engine.loading.gguf_file import GgufFile
 from engine.loading.gguf_tokenizer import build_bundle
 from engine.loading.gguf_weights import GgufWeights
+from engine.loading.json_reader import JsonReader, read_object
 from engine.loading.sources import ModelSource, SourceKind
 from engine.loading.weight_source import TORCH_DTYPES, WeightSource
 from engine.models.config import ModelConfig
@@ -49,12 +53,30 @@ def load_model(source: ModelSource, dtype: str, weight_mode: str) -> LoadedModel
     if weight_mode not in WEIGHT_FORMATS:
         known = ", ".join(WEIGHT_FORMATS)
         raise ConfigError(f"--weight-format: {weight_mode!r} is unknown; known: {known}")
-    if source.kind is SourceKind.GGUF:
-        return _load_gguf(source.path, dtype, weight_mode == "quantized")
-    config = read_folder_config(source.path)
-    bundle = read_bundle(source.path)
-    weights = FolderWeights(source.path, TORCH_DTYPES[dtype])
-    return _finish(source.path, config, weights, bundle, dtype, dtype)
+    with _naming(source.path):
+        if source.kind is SourceKind.GGUF:
+            return _load_gguf(source.path, dtype, weight_mode == "quantized")
+        return _load_folder(source.path, dtype)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Put the model's path before the message of an error that does not name it."""
+    try:
+        yield
+    except ModelLoadError as error:
+        if error.message.startswith(str(path)):
+            raise
+        raise ModelLoadError(f"{path}: {error.message}") from error
+
+
+def _load_folder(path: Path, dtype: str) -> LoadedModel:
+    reader = JsonReader(str(path / "config.json"), read_object(path / "config.json"))
+    config = read_folder_config(reader)
+    bundle = read_bundle(path)
+    ends = end_token_ids(bundle, reader)
+    weights = FolderWeights(path, TORCH_DTYPES[dtype])
+    return _finish(config, weights, bundle, ends, dtype, dtype)
 
 
 def _load_gguf(path: Path, dtype: str, keep_blocks: bool) -> LoadedModel:
@@ -65,23 +87,21 @@ def _load_gguf(path: Path, dtype: str, keep_blocks: bool) -> LoadedModel:
         if file.metadata["general.architecture"] in GGUF_INTERLEAVED_ROPE:
             interleaved = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
         weights = GgufWeights(file, TORCH_DTYPES[dtype], keep_blocks, interleaved)
-        return _finish(path, config, weights, bundle, dtype, "gguf" if keep_blocks else dtype)
+        ends = end_token_ids(bundle, None)
+        weight_format = "gguf" if keep_blocks else dtype
+        return _finish(config, weights, bundle, ends, dtype, weight_format)
 
 
 @torch.inference_mode()
 def _finish(
-    path: Path,
     config: ModelConfig,
     source: WeightSource,
     bundle: dict[str, bytes],
+    eos_token_ids: tuple[int, ...],
     dtype: str,
     weight_format: str,
 ) -> LoadedModel:
-    try:
-        weights = assemble_weights(config, source)
-    except ModelLoadError as error:
-        raise ModelLoadError(f"{path}: {error.message}") from error
-    model = DecoderModel(config, weights, TORCH_DTYPES[dtype])
+    model = DecoderModel(config, assemble_weights(config, source), TORCH_DTYPES[dtype])
     digest = xxhash.xxh3_128(source.digest().encode())
     digest.update(repr(config).encode())
     source.close()
@@ -91,5 +111,5 @@ def _finish(
         bundle=bundle,
         model_digest=digest.hexdigest(),
         weight_format=weight_format,
-        eos_token_ids=config.eos_token_ids,
+        eos_token_ids=eos_token_ids,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from core.errors import ModelLoadError
 from core.kv_identity import GroupShape
@@ -29,7 +29,6 @@ class ModelConfig:
     layer_windows: a layer's sliding window in tokens, None for full attention; one entry a layer.
     has_qkv_bias, has_output_bias, has_mlp_bias: which products add a bias.
     has_qk_norm: whether queries and keys are normalised a head.
-    eos_token_ids: tokens that end an answer.
     """
 
     architecture: str
@@ -49,7 +48,6 @@ class ModelConfig:
     has_output_bias: bool = False
     has_mlp_bias: bool = False
     has_qk_norm: bool = False
-    eos_token_ids: tuple[int, ...] = field(default=())
 
     def __post_init__(self) -> None:
         for name in _POSITIVE_FIELDS:

@@ -18,9 +18,9 @@ _CHUNK_ROWS = 2048  # bounds the temporaries of one decoding pass to a few MB
 
 
 def dequantize(raw: Tensor, block_format: BlockFormat, dtype: torch.dtype) -> Tensor:
-    """Rows of blocks `[num_rows, row_bytes]` (uint8) to values `[num_rows, num_columns]` of `dtype`."""
+    """Rows of blocks `[num_rows, row_bytes]` (uint8) to values `[num_rows, num_columns]` of `dtype`, in own memory."""
     if block_format.block_elements == 1:
-        return raw.contiguous().view(_PLAIN[block_format.name]).to(dtype)
+        return raw.contiguous().view(_PLAIN[block_format.name]).to(dtype, copy=True)
     num_rows, row_bytes = raw.shape
     num_columns = row_bytes // block_format.block_bytes * block_format.block_elements
     values = torch.empty(num_rows, num_columns, dtype=dtype)

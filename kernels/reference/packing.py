@@ -2,7 +2,8 @@
 
 A product of few rows with a plain matrix re-orders the matrix at each call; one with a packed matrix does not, and
 takes about half the time at 4 to 32 rows. On matrices with many more outputs than inputs a single row costs the same
-either way; on others it is slower by up to a third, so those stay plain. Values are the same; only the order of summation may differ.
+either way; on others it is slower by up to a third, so those stay plain. Values are the same; only the order of
+summation may differ.
 """
 
 from __future__ import annotations
