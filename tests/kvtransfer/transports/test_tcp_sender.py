@@ -1,0 +1,224 @@
+"""P's end of tcp: connections that break, memory that is let go of, fairness and rate."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from crc32c import crc32c
+
+from core.errors import PeerLost
+from core.ids import BlockId, SessionId
+from core.kv_layout import GroupKind, KVGroup, KVLayout, SlotFormat
+from kvtransfer.config import TransferConfig
+from kvtransfer.events import (
+    BlockAcknowledged,
+    MoverEvent,
+    RunAdmitted,
+    SendFailed,
+    SessionComplete,
+    SessionDrained,
+)
+from kvtransfer.session import SendSession, SourceBlock
+from kvtransfer.transports.tcp import wire
+from kvtransfer.transports.tcp.sender import TcpSender
+from tests.kvtransfer.harness import FAST
+from tests.kvtransfer.tcp_peers import (
+    CuttingProxy,
+    StubbornReceiver,
+    finish,
+    open_through,
+    raw_peer,
+    tcp_pair,
+)
+
+# ---- connections that break
+
+
+@pytest.mark.parametrize("budgets", [[10], [100], [1000, 5000], [64 + 64 + 300, 40_000, 70_000]])
+def test_a_broken_connection_is_made_again_and_everything_arrives(budgets: list[int]) -> None:
+    with tcp_pair() as p:
+        with closing(CuttingProxy(p.receiver.addresses[0], [*budgets, None])) as proxy:
+            transfer = p.transfer(num_tokens=100)
+            p.expect(transfer)
+            open_through(p, proxy, transfer)
+            p.push(transfer, layers_per_range=1)
+            finish(p, transfer)
+            p.until(lambda: len(p.events(BlockAcknowledged)) == len(transfer.blocks))
+            assert bytes(p.destination) == p.expected(transfer)
+            assert not p.events(SendFailed)
+            assert len(p.events(RunAdmitted)) == len(set(p.events(RunAdmitted)))
+            p.assert_idle()
+
+
+@pytest.mark.failure_edge("P dies mid-transfer")
+def test_a_connection_that_breaks_again_and_again_fails_the_session() -> None:
+    config = replace(FAST, max_connect_failures=3)
+    with tcp_pair(config=config) as p:
+        with closing(CuttingProxy(p.receiver.addresses[0], [70, 70, 70, None])) as proxy:
+            transfer = p.transfer(num_tokens=8)
+            p.expect(transfer)
+            open_through(p, proxy, transfer)
+            p.push(transfer)
+            p.until(lambda: len(p.events(SendFailed)) == 1)
+            failed = p.events(SendFailed)[0]
+            assert isinstance(failed, SendFailed)
+            assert isinstance(failed.error, PeerLost)
+            later = p.transfer(num_tokens=8)
+            p.expect(later)
+            open_through(p, proxy, later)
+            p.push(later)  # the peer is back: nothing of the failure sticks
+            finish(p, later)
+
+
+def test_a_receiver_of_another_version_fails_the_session_at_once() -> None:
+    with tcp_pair() as p, socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        p.sender.open(SendSession(SessionId(3), 0, bytes(32), address))
+        p.sender.push(SessionId(3), 0, 0, [SourceBlock(0, BlockId(1), 4)], 0, 3)
+        sock, _ = listener.accept()
+        with closing(sock):
+            sock.sendall(wire.pack_hello(wire.Hello(9, "decode-9")))
+            p.until(lambda: len(p.events(SendFailed)) == 1)
+        failed = p.events(SendFailed)[0]
+        assert isinstance(failed, SendFailed)
+        assert "decode-9 speaks version 9" in failed.error.message
+
+
+@pytest.mark.parametrize("address", ["", "nonsense", "127.0.0.1:", "host.invalid:80", ":80"])
+def test_an_address_that_is_none_fails_the_session(address: str) -> None:
+    with tcp_pair() as p:
+        p.sender.open(SendSession(SessionId(3), 0, bytes(32), address))
+        p.sender.push(SessionId(3), 0, 0, [SourceBlock(0, BlockId(1), 4)], 0, 3)
+        p.until(lambda: len(p.events(SendFailed)) == 1)
+
+
+# ---- the sender's memory, fairness and rate
+
+
+def big_layout() -> KVLayout:
+    """32 MiB a block: more than two sockets hold."""
+    slot = SlotFormat("plain", "float32", 1024)
+    return KVLayout(16, (KVGroup(GroupKind.FULL_ATTENTION, tuple(range(32)), 8, slot),))
+
+
+def test_a_closed_session_is_read_no_more_although_a_run_is_half_sent() -> None:
+    layout = big_layout()
+    pool = bytearray(os.urandom(1 << 20)) * (3 * layout.block_bytes >> 20)
+    original = bytes(pool)
+    events: list[MoverEvent] = []
+    sender = TcpSender(memoryview(pool), layout, events.append, TransferConfig())
+    with closing(StubbornReceiver()) as receiver, closing(sender):
+        for session in (1, 2):
+            sender.open(SendSession(SessionId(session), 0, bytes(32), receiver.address))
+        sender.push(SessionId(1), 0, 0, [SourceBlock(0, BlockId(1), 16)], 0, 32)
+        sender.push(SessionId(1), 0, 0, [SourceBlock(1, BlockId(2), 16)], 0, 32)
+        receiver.let_in()
+        time.sleep(0.2)  # the sockets are full, the run is half on the wire
+        assert sender.counters.sent_runs_total == 0
+        sender.push(SessionId(2), 0, 0, [SourceBlock(0, BlockId(2), 16)], 0, 1)
+        sender.close_session(SessionId(1), 0)
+        deadline = time.monotonic() + 5
+        while SessionDrained(SessionId(1), 0) not in events:
+            assert time.monotonic() < deadline, "drained only when the receiver reads"
+            time.sleep(0.001)
+        pool[layout.block_bytes : 2 * layout.block_bytes] = bytes(layout.block_bytes)
+        header, payload = receiver.read_run()
+        assert header.session == 1
+        assert payload == original[layout.block_bytes : 2 * layout.block_bytes]
+        assert crc32c(payload) == header.checksum
+        opened, _ = wire.parse_open(receiver.read(wire.FRAME_BYTES))
+        assert opened == (2, 0)  # the queued run of session 1 was dropped
+        header, payload = receiver.read_run()
+        assert (header.session, crc32c(payload)) == (2, header.checksum)
+
+
+def test_a_stopped_receiver_does_not_hold_up_another() -> None:
+    with tcp_pair() as p, closing(StubbornReceiver()) as stopped:
+        p.sender.open(SendSession(SessionId(1), 0, bytes(32), stopped.address))
+        for _ in range(40):
+            p.sender.push(
+                SessionId(1), 0, 0, [SourceBlock(i, BlockId(1 + i), 4) for i in range(60)], 0, 3
+            )
+        transfer = p.start(num_tokens=60)
+        p.push(transfer)
+        finish(p, transfer)
+
+
+def test_sessions_take_turns() -> None:
+    config = replace(FAST, link_rate_bytes_s=300_000.0)
+    with tcp_pair(config=config) as p:
+        long = p.start(num_tokens=80)
+        p.push(long)
+        short = p.start(num_tokens=4)
+        p.push(short)
+        finish(p, short, long)
+        assert p.received.index(SessionComplete(*short.key)) < len(p.received) // 2
+
+
+@pytest.mark.parametrize("rate", [200_000.0, 2_000_000.0])
+def test_a_link_holds_its_rate(rate: float) -> None:
+    config = replace(FAST, link_rate_bytes_s=rate)
+    with tcp_pair(config=config) as p:
+        transfer = p.transfer(num_tokens=100)
+        p.expect(transfer)
+        p.open(transfer)
+        started_s = time.monotonic()
+        p.push(transfer)
+        finish(p, transfer)
+        elapsed_s = time.monotonic() - started_s
+        num_bytes = p.sender.counters.sent_bytes_total
+        assert elapsed_s >= 0.9 * (num_bytes - 64 * 1024) / rate
+        assert p.sender.counters.blocks_acknowledged_total > 0
+
+
+def test_progress_under_a_rate_is_gradual() -> None:
+    config = replace(FAST, link_rate_bytes_s=100_000.0)
+    with tcp_pair(config=config) as p:
+        transfer = p.start(num_tokens=40)
+        p.push(transfer)
+        p.until(lambda: p.sender.counters.blocks_acknowledged_total >= 1)
+        assert p.sender.counters.blocks_outstanding >= 1
+        assert not p.events(SessionComplete)
+
+
+# ---- nothing is left
+
+
+def num_open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_threads_and_descriptors_are_given_back() -> None:
+    with tcp_pair() as p:  # what the first use of anything keeps
+        finish(p)
+    files, threads = num_open_files(), threading.active_count()
+    for _ in range(5):
+        with tcp_pair() as p, raw_peer(p) as peer:
+            transfer = p.start(num_tokens=30)
+            peer.open(transfer)
+            p.push(transfer)
+    assert (num_open_files(), threading.active_count()) == (files, threads)
+
+
+def test_a_departed_receiver_leaves_nothing_at_the_sender() -> None:
+    with tcp_pair() as p:
+        files = num_open_files()
+        for _ in range(3):
+            with tcp_pair() as q:
+                transfer = q.transfer(num_tokens=8)
+                q.expect(transfer)
+                p.sender.open(SendSession(*transfer.key, transfer.secret, q.receiver.addresses[0]))
+                for index, sources in enumerate(transfer.sources):
+                    p.sender.push(
+                        *transfer.key, index, sources, 0, len(p.layout.groups[index].layers)
+                    )
+                finish(q, transfer)
+                p.sender.close_session(*transfer.key)
+                p.until(p.saw(SessionDrained(*transfer.key)))
+        p.until(lambda: num_open_files() == files)
