@@ -1,0 +1,122 @@
+"""200 concurrent streams, a third of them cancelled at random moments: all others right, then nothing held."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+
+from tests.support.answers import Answer, ask, judge, mtbench_prompts
+from tests.support.nodes import MODEL_NAME, Cluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+NUM_STREAMS, NUM_TOKENS, NUM_PROMPTS = 200, 16, 20
+MAX_GROWTH_MIB = 64
+
+
+class Streamed(NamedTuple):
+    """What one stream brought: its prompt's number, tokens, and whether the client left on purpose."""
+
+    prompt: int
+    token_ids: tuple[int, ...]
+    is_cancelled: bool
+
+
+async def stream(
+    client: httpx.AsyncClient, number: int, text: str, leave_after: float | None
+) -> Streamed:
+    """One streamed greedy answer; the client leaves after that many seconds, if any."""
+    body = {
+        "model": MODEL_NAME,
+        "messages": [{"role": "user", "content": text}],
+        "temperature": 0,
+        "max_tokens": NUM_TOKENS,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "stream": True,
+    }
+    tokens: list[int] = []
+    try:
+        async with (
+            asyncio.timeout(leave_after),
+            client.stream("POST", "/v1/chat/completions", json=body) as response,
+        ):
+            assert response.status_code == 200
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    chunk = json.loads(line.removeprefix("data: "))
+                    assert "error" not in chunk, chunk
+                    for choice in chunk["choices"]:
+                        tokens += choice.get("token_ids") or []
+    except TimeoutError:
+        return Streamed(number, tuple(tokens), True)
+    return Streamed(number, tuple(tokens), False)
+
+
+async def run_streams(url: str, seed: int) -> list[Streamed]:
+    """All streams at once; every third leaves within the time that the run takes."""
+    chance = random.Random(seed)
+    texts = mtbench_prompts(NUM_PROMPTS)
+    limits = httpx.Limits(max_connections=NUM_STREAMS)
+    async with httpx.AsyncClient(base_url=url, timeout=300.0, limits=limits) as client:
+        return await asyncio.gather(
+            *(
+                stream(
+                    client,
+                    number % NUM_PROMPTS,
+                    texts[number % NUM_PROMPTS],
+                    chance.uniform(0.0, 20.0) if number % 3 == 0 else None,
+                )
+                for number in range(NUM_STREAMS)
+            )
+        )
+
+
+async def prompt_ids(url: str) -> list[Answer]:
+    async with httpx.AsyncClient(base_url=url, timeout=300.0) as client:
+        return [await ask(client, text, 1) for text in mtbench_prompts(NUM_PROMPTS)]
+
+
+def resident_mib(cluster: Cluster) -> float:
+    """Memory of the gateway and of all workers, their engines included, without what the KV pools share."""
+    pages = 0
+    for node in (cluster.gateway, *cluster.workers.values()):
+        assert node.process is not None
+        for pid in (node.process.pid, *children(node.process.pid)):
+            fields = Path(f"/proc/{pid}/statm").read_text().split()
+            pages += int(fields[1]) - int(fields[2])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def children(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def test_two_hundred_streams_a_third_of_them_cancelled(
+    split_cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = [answer.prompt_ids for answer in asyncio.run(prompt_ids(split_cluster.url))]
+    asyncio.run(run_streams(split_cluster.url, seed=1))
+    split_cluster.wait_idle()
+    before = resident_mib(split_cluster)
+    streams = asyncio.run(run_streams(split_cluster.url, seed=2))
+    split_cluster.wait_idle()
+    growth = resident_mib(split_cluster) - before
+
+    whole = [s for s in streams if not s.is_cancelled]
+    assert len(whole) >= NUM_STREAMS * 2 // 3
+    assert any(s.is_cancelled and s.token_ids for s in streams), "somebody left in mid-answer"
+    assert all(len(s.token_ids) == NUM_TOKENS for s in whole), "every other stream is complete"
+    distinct = {(s.prompt, s.token_ids) for s in streams if s.token_ids}
+    void = judge([Answer(prompts[p], ids, 0) for p, ids in sorted(distinct)], may_be_void=5)
+    with capsys.disabled():
+        print(f"\n{len(whole)} whole, growth {growth:.1f} MiB, void by near ties: {void}")
+    assert growth < MAX_GROWTH_MIB
