@@ -100,6 +100,11 @@ def _read_rope(config: JsonReader, max_position: int) -> RopeConfig:
 
 def _scaling_factor(section: JsonReader, kind: str, stretch: float) -> float:
     """Named by the config; yarn and longrope fall back on how far the model was stretched."""
-    if kind == "default":
-        return 1.0
-    return section.number("factor", stretch if kind in ("yarn", "longrope") else None)
+    defaults = {
+        "linear": None,
+        "dynamic": None,
+        "llama3": None,
+        "yarn": stretch,
+        "longrope": stretch,
+    }
+    return section.number("factor", defaults.get(kind, 1.0))

@@ -235,7 +235,7 @@ def _read_tensor_row(cursor: _Cursor) -> tuple[str, tuple[int, ...], BlockFormat
     name = cursor.string("a tensor name")
     num_dimensions = cursor.count("<I", f"tensor {name}")
     if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
-        raise cursor.fail(f"tensor {name} has {num_dimensions} dimensions")
+        raise cursor.fail(f"tensor {name!r} has {num_dimensions} dimensions")
     sizes = [cursor.count("<Q", f"tensor {name}") for _ in range(num_dimensions)]
     type_id = cursor.count("<I", f"tensor {name}")
     offset = cursor.count("<Q", f"tensor {name}")

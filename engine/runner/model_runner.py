@@ -73,10 +73,11 @@ class ModelRunner:
 
     def measure_prefill_rate(self) -> float:
         """Prompt tokens a second, from timed steps that write nowhere; also warms every operation up."""
-        for num_tokens in _RATE_TOKENS:
-            self._timed_step(num_tokens)  # the first run of each shape pays for set-up
-        seconds = min(self._timed_step(_RATE_TOKENS[-1]) for _ in range(2))
-        return _RATE_TOKENS[-1] / seconds
+        limit = self._model.config.max_position
+        few, many = (min(num_tokens, limit) for num_tokens in _RATE_TOKENS)
+        self._timed_step(few)  # the first run of each shape pays for set-up
+        self._timed_step(many)
+        return many / min(self._timed_step(many) for _ in range(2))
 
     def _range_counter(self, on_layers: Callable[[int, int], None]) -> Callable[[int], None]:
         """Turns marks of single layers into ranges."""
@@ -91,7 +92,6 @@ class ModelRunner:
 
     def _timed_step(self, num_tokens: int) -> float:
         """Seconds of one prompt of `num_tokens`, all of it in the null block."""
-        num_tokens = min(num_tokens, self._model.config.max_position)
         table = [NULL_BLOCK] * self._layout.num_blocks(num_tokens)
         batch = build_batch([BatchItem([0] * num_tokens, 0, table, True)], self._layout.block_size)
         metadata = batch.metadata
