@@ -94,6 +94,7 @@ class Pair:
         session: SessionId | None = None,
         attempt: int = 0,
         positions: Sequence[int] | None = None,
+        picks: Sequence[BlockId] | None = None,
     ) -> Transfer:
         """Reserve D's blocks for a prompt, pick P's; nothing is expected or opened yet."""
         self.num_sessions += 1
@@ -104,17 +105,19 @@ class Pair:
         for group in range(len(self.layout.groups)):
             blocks = self.allocate(len(positions))
             slots = [self.layout.valid_slots(position, num_tokens) for position in positions]
-            offset = group + self.num_sessions
-            picks = [
-                BlockId(1 + (offset + 3 * p) % (self.num_blocks - 1)) for p in range(len(positions))
-            ]
-            sources.append([*map(SourceBlock, positions, picks, slots)])
+            size = len(positions)
+            held = picks[group * size :][:size] if picks else self._some_sources(group, size)
+            sources.append([*map(SourceBlock, positions, held, slots)])
             destinations.append([*map(Destination, positions, blocks, slots)])
         name = SessionId(secrets.randbits(63)) if session is None else session
         all_blocks = [d.block for group in destinations for d in group]
         permit = self.life.grant(name, attempt, all_blocks)
         secret = secrets.token_bytes(32)
         return Transfer(name, attempt, secret, permit, sources, destinations)
+
+    def _some_sources(self, group: int, count: int) -> list[BlockId]:
+        offset = group + self.num_sessions
+        return [BlockId(1 + (offset + 3 * p) % (self.num_blocks - 1)) for p in range(count)]
 
     def expect(self, transfer: Transfer) -> None:
         destinations = tuple(tuple(group) for group in transfer.destinations)
@@ -151,8 +154,14 @@ class Pair:
         """What an engine does at an abort: forget, revoke, abort; the state of each block after."""
         self.receiver.forget(*transfer.key)
         self.life.revoke(transfer.permit)
-        self.taken.difference_update(transfer.blocks)
-        return {block: self.life.abort(block) for block in transfer.blocks}
+        states = {block: self.life.abort(block) for block in transfer.blocks}
+        self.taken -= {block for block, state in states.items() if state is BlockState.FREE}
+        return states
+
+    def settle(self, block: BlockId) -> None:
+        """What an engine does at WriterLeft."""
+        if self.life.settle(block):
+            self.taken.discard(block)
 
     # ---- looking
 
