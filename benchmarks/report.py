@@ -1,7 +1,7 @@
 """How every benchmark states its figures: machine, commit, ratios and raw rounds, as a table and as JSON.
 
-A figure is a median over interleaved rounds; what counts is the ratio of two medians of one run, since machines are shared
-and noisy.
+A figure is a median over interleaved rounds; what counts is the ratio of two medians of one run, since machines are
+shared and noisy.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ def commit() -> str:
     return head + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
 
 
-def interleave(
-    sides: Mapping[str, Callable[[], float]], rounds: int
-) -> dict[str, list[float]]:
+def interleave(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Run every side once a round, in turn, and collect what each returns."""
     raw: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
@@ -82,7 +80,9 @@ def write(name: str, figures: Mapping[str, Any]) -> Path:
         **figures,
     }
     path.write_text(json.dumps(stated, indent=1) + "\n")
-    print(f"\nwritten to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+    print(
+        f"\nwritten to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}"
+    )
     return path
 
 

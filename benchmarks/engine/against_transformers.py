@@ -1,10 +1,11 @@
-"""Prefill, one-stream and eight-stream decode: our engine and transformers' `generate` in turn, same weights, same threads."""
+"""Prefill, one and eight streams: our engine and transformers' `generate` in turn, same weights, same threads."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,10 +33,8 @@ def run(model: str, rounds: int) -> dict[str, Any]:
         for name, prompts, max_tokens, counted in _workloads():
             print(f"{name}", flush=True)
             sides = {
-                "baton": _timed(lambda p=prompts, m=max_tokens: engine.generate(p, m), counted),
-                "transformers": _timed(
-                    lambda p=prompts, m=max_tokens: _generate(oracle, p, m), counted
-                ),
+                "baton": _timed(partial(engine.generate, prompts, max_tokens), counted),
+                "transformers": _timed(partial(_generate, oracle, prompts, max_tokens), counted),
             }
             raw = report.interleave(sides, rounds)
             median = report.medians(raw)

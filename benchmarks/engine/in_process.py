@@ -33,9 +33,7 @@ class InProcessEngine:
         for prompt in prompts:
             self._num_started += 1
             names.append(f"r{self._num_started}")
-            params = SamplingParams(
-                seed=0, temperature=0.0, max_tokens=max_tokens, ignore_eos=True
-            )
+            params = SamplingParams(seed=0, temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
             self._open.add(names[-1])
             self._inbox.post(
                 AddRequest(Request(RequestId(names[-1]), "bench", tuple(prompt), params))

@@ -137,7 +137,7 @@ class Cluster:
                 body = httpx.get(f"{self.url}/health", timeout=2.0).json()
             except (httpx.HTTPError, ValueError):
                 return False
-            return sum(worker["live"] for worker in body["workers"]) == len(self.workers)
+            return sum(bool(worker["live"]) for worker in body["workers"]) == len(self.workers)
 
         wait_until(known, "the gateway knows every worker", START_TIMEOUT_S)
 
