@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from crc32c import crc32c
 
 from kvtransfer.events import SessionComplete
-from kvtransfer.session import SendSession
+from kvtransfer.session import SendSession, SessionKey
 from kvtransfer.transports.runs import RunHeader
 from kvtransfer.transports.tcp import wire
 from tests.kvtransfer.harness import Pair, Transfer, pair
@@ -92,7 +93,12 @@ def finish(p: Pair, *transfers: Transfer) -> None:
 
 
 class CuttingProxy:
-    """Forwards connections to an address, each until its budget of bytes is used up."""
+    """Forwards connections to an address, each until its budget of bytes is used up.
+
+    Answers to what was forwarded have a moment to come back before the cut.
+    """
+
+    PAUSE_S = 0.03
 
     def __init__(self, target: str, budgets_bytes: list[int | None]) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -122,6 +128,7 @@ class CuttingProxy:
             while left and (data := source.recv(min(left, 1 << 16))):
                 sink.sendall(data)
                 left -= len(data)
+            time.sleep(CuttingProxy.PAUSE_S if limit else 0)
         except OSError:
             pass
         for sock in (source, sink):
@@ -156,13 +163,21 @@ class StubbornReceiver:
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         self.sock: socket.socket | None = None
 
-    def let_in(self) -> None:
+    def greet(self) -> socket.socket:
         self.sock, _ = self.listener.accept()
         self.sock.settimeout(20)
         self.read(wire.FRAME_BYTES)
         self.sock.sendall(HELLO)
-        key, _ = wire.parse_open(self.read(wire.FRAME_BYTES))
+        return self.sock
+
+    def accept(self, key: SessionKey) -> None:
+        assert self.sock is not None
         self.sock.sendall(wire.pack_answer(wire.Answer(wire.FrameKind.OPEN, True, key, 0)))
+
+    def let_in(self) -> None:
+        self.greet()
+        key, _ = wire.parse_open(self.read(wire.FRAME_BYTES))
+        self.accept(key)
 
     def read(self, num_bytes: int) -> bytes:
         assert self.sock is not None

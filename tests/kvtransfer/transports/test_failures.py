@@ -90,6 +90,29 @@ def test_after_an_abort_one_slice_may_end_and_none_begins() -> None:
         assert all(start <= place < start + 16 for place in changed)
 
 
+def test_forgetting_alone_ends_the_writing_of_a_run_that_has_begun() -> None:
+    with fake_pair(slice_bytes=16) as (p, network):
+        transfer = p.start(num_tokens=4)
+        p.push_some(transfer, 0, 0, 3)
+        until_inside(network).deliver()  # the first slice is written, the permit stays as it is
+        p.receiver.forget(*transfer.key)
+        before = p.poison()
+        network.run()
+        assert bytes(p.destination) == before
+        assert not p.received
+
+
+def test_nothing_is_admitted_after_forgetting_although_the_last_slice_was_inside() -> None:
+    with fake_pair(slice_bytes=1 << 16) as (p, network):
+        transfer = p.start(num_tokens=4)
+        p.push(transfer)
+        until_inside(network)
+        p.receiver.forget(*transfer.key)
+        network.run()
+        assert not p.received
+        assert p.receiver.counters.admitted_runs_total == 0
+
+
 @pytest.mark.failure_edge("P dies mid-transfer")
 def test_a_writer_whose_connection_is_lost_leaves() -> None:
     with fake_pair() as (p, network):

@@ -56,6 +56,19 @@ def test_a_broken_connection_is_made_again_and_everything_arrives(budgets: list[
             p.assert_idle()
 
 
+def test_progress_between_breaks_ends_the_count_of_failures() -> None:
+    config = replace(FAST, max_connect_failures=2)
+    with tcp_pair(config=config) as p:
+        budgets: list[int | None] = [3000] * 6
+        with closing(CuttingProxy(p.receiver.addresses[0], [*budgets, None])) as proxy:
+            transfer = p.transfer(num_tokens=100)
+            p.expect(transfer)
+            open_through(p, proxy, transfer)
+            p.push(transfer, layers_per_range=1)
+            finish(p, transfer)
+            assert p.sender.counters.connections_lost_total == 6
+
+
 @pytest.mark.failure_edge("P dies mid-transfer")
 def test_a_connection_that_breaks_again_and_again_fails_the_session() -> None:
     config = replace(FAST, max_connect_failures=3)
@@ -136,6 +149,53 @@ def test_a_closed_session_is_read_no_more_although_a_run_is_half_sent() -> None:
         assert opened == (2, 0)  # the queued run of session 1 was dropped
         header, payload = receiver.read_run()
         assert (header.session, crc32c(payload)) == (2, header.checksum)
+
+
+def test_a_closed_session_is_finished_although_only_its_header_is_half_sent() -> None:
+    config = replace(FAST, link_rate_bytes_s=2000.0)  # slices of ten bytes
+    with tcp_pair(config=config) as p, closing(StubbornReceiver()) as receiver:
+        original = bytes(p.source)
+        p.sender.open(SendSession(SessionId(1), 0, bytes(32), receiver.address))
+        p.sender.push(SessionId(1), 0, 0, [SourceBlock(0, BlockId(1), 4)], 0, 1)
+        receiver.let_in()
+        frame = receiver.read(15)
+        p.sender.close_session(SessionId(1), 0)
+        p.until(p.saw(SessionDrained(SessionId(1), 0)))
+        p.source[:] = bytes(len(p.source))
+        header = wire.parse_run(frame + receiver.read(wire.FRAME_BYTES - 15))
+        payload = receiver.read(header.num_bytes)
+        start = p.layout.block_bytes
+        assert payload == original[start : start + header.num_bytes]
+
+
+def test_nothing_follows_the_first_open_before_it_is_answered() -> None:
+    with tcp_pair() as p, closing(StubbornReceiver()) as receiver:
+        for session in (1, 2):
+            p.sender.open(SendSession(SessionId(session), 0, bytes(32), receiver.address))
+            p.sender.push(SessionId(session), 0, 0, [SourceBlock(0, BlockId(1), 4)], 0, 1)
+        sock = receiver.greet()
+        key, _ = wire.parse_open(receiver.read(wire.FRAME_BYTES))
+        sock.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            sock.recv(1)
+        sock.settimeout(20)
+        receiver.accept(key)
+        assert receiver.read(1)
+
+
+def test_destinations_share_a_limited_link() -> None:
+    config = replace(FAST, link_rate_bytes_s=300_000.0)
+    with tcp_pair(config=config) as p, tcp_pair() as q:
+        first = p.start(num_tokens=60)
+        p.push(first)
+        second = q.transfer(num_tokens=60)
+        q.expect(second)
+        p.sender.open(SendSession(*second.key, second.secret, q.receiver.addresses[0]))
+        p.sender.push(*second.key, 0, second.sources[0], 0, 3)
+        finish(p, first)
+        assert q.receiver.counters.received_bytes_total >= 0.25 * (
+            p.receiver.counters.received_bytes_total
+        )
 
 
 def test_a_stopped_receiver_does_not_hold_up_another() -> None:
@@ -222,3 +282,5 @@ def test_a_departed_receiver_leaves_nothing_at_the_sender() -> None:
                 p.sender.close_session(*transfer.key)
                 p.until(p.saw(SessionDrained(*transfer.key)))
         p.until(lambda: num_open_files() == files)
+        assert isinstance(p.sender, TcpSender)
+        assert not p.sender._links
