@@ -11,6 +11,7 @@ from dataclasses import replace
 from core.errors import ServeError
 from core.worker_info import Role
 from services.cluster.child import GatewaySpec, WorkerSpec
+from services.cluster.probe import wait_until_healthy
 from services.cluster.process import ChildProcess, start_child
 from services.cluster.supervisor import Supervisor
 from services.gateway.config import GatewayConfig
@@ -98,10 +99,21 @@ class GatewayChild(Supervisor):
         super().__init__("gateway", say, show)
         self._config = config
         self._listener = listener
+        self._probe: asyncio.Task[None] | None = None
 
     async def _start(self) -> ChildProcess:
         spec = GatewaySpec(os.getpid(), self._config, self._listener.fileno())
-        return await start_child(spec, self._show, [self._listener.fileno()])
+        process = await start_child(spec, self._show, [self._listener.fileno()])
+        self._probe = asyncio.create_task(self._await_health())
+        return process
+
+    async def _settle(self) -> None:
+        if self._probe is not None:
+            self._probe.cancel()
+
+    async def _await_health(self) -> None:
+        await wait_until_healthy(self._config.host, self._config.port)
+        self.mark_ready()
 
 
 class _Lines(asyncio.Protocol):

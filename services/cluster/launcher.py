@@ -27,7 +27,6 @@ from core.errors import ConfigError, ServeError
 from core.worker_info import Role
 from services.cluster.children import GatewayChild, WorkerChild
 from services.cluster.config import ClusterConfig
-from services.cluster.probe import wait_until_healthy
 from services.cluster.supervisor import GivenUp, Supervisor
 from services.cluster.valkey import ValkeyServer, start_valkey
 from services.cluster.words import Words
@@ -135,8 +134,7 @@ class Launcher:
     async def _all_ready(self) -> None:
         await _all(child.ready for child in self.workers)
         assert self.gateway is not None
-        await wait_until_healthy(self._config.gateway.host, self.port)
-        self.gateway.mark_ready()
+        await self.gateway.ready.wait()
 
     async def _wait_until(self, goal: Coroutine[None, None, object]) -> bool:
         """Wait for the goal; False when asked to stop first, raises when a child ends the cluster
@@ -172,7 +170,8 @@ class Launcher:
                 raise error
 
     async def _stop(self) -> None:
-        self._words.stopping()
+        if self._stop_asked.is_set():
+            self._words.say("stopping")
         if self.gateway is not None:
             await self.gateway.stop(self._config.gateway.drain_timeout_s + GATEWAY_STOP_S)
         if self._listener is not None:

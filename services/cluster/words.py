@@ -33,7 +33,6 @@ class Words:
     def __init__(self, *, verbose: bool = False, file: TextIO | None = None) -> None:
         self._verbose = verbose
         self._file = file or sys.stdout
-        self._is_stopping = False
 
     def say(self, text: str) -> None:
         """One line."""
@@ -70,12 +69,6 @@ class Words:
             "Stop it with Ctrl-C.\n"
         )
         self._file.flush()
-
-    def stopping(self) -> None:
-        """The cluster is being taken down."""
-        if not self._is_stopping:
-            self._is_stopping = True
-            self.say("stopping")
 
     def refuse(self, error: ServeError) -> None:
         """Why there is no cluster (any more), in one sentence."""

@@ -37,6 +37,8 @@ from services.rpc.status import error_of_kind
 ENGINE_COMMAND = (sys.executable, "-m", "engine.process")
 STOP_GRACE_S = 3.0
 """How long an engine may take to leave after its queue has ended, before it is killed."""
+LOADING_GRACE_S = 0.5
+"""The same for an engine that is still loading."""
 
 _LENGTH = struct.Struct("<I")
 _log = logging.getLogger(__name__)
@@ -148,10 +150,12 @@ class EngineClient:
         self._stopping = True
         if self._process is None:
             return
+        is_loading = not self._ready.done()
         self.send(Shutdown(drain_ms))
-        if not await self._leaves_within(drain_ms / 1000.0 + STOP_GRACE_S):
+        if is_loading or not await self._leaves_within(drain_ms / 1000.0 + STOP_GRACE_S):
+            # The end of its queue ends an engine at once; one that still loads holds nothing yet.
             self._close_writer()
-            if not await self._leaves_within(STOP_GRACE_S):
+            if not await self._leaves_within(LOADING_GRACE_S if is_loading else STOP_GRACE_S):
                 _log.warning("engine %d did not stop when asked; it is killed", self._process.pid)
                 self.kill()
         await self._process.wait()

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    # Instead of this folder, whose names must not hide packages.
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import msgspec
 
