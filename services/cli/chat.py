@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -57,7 +57,7 @@ class Conversation:
         system = self.options.system
         self.messages = [{"role": "system", "content": system}] if system else []
 
-    def answer(self, text: str) -> Iterator[str]:
+    def answer(self, text: str) -> Generator[str, None, None]:
         """Pieces of the answer to `text`. What was yielded is remembered, however the iteration
         ends.
         """
@@ -139,7 +139,7 @@ def _show_answer(conversation: Conversation, text: str) -> None:
     except ChatError as error:
         print(f"\nbaton: {error.message}", file=sys.stderr)
     finally:
-        answer.close()  # type: ignore[attr-defined]
+        answer.close()
 
 
 def _inputs(source: TextIO | None) -> Iterator[str]:
