@@ -144,6 +144,8 @@ class EngineCore:
         for item in self._inbox.drain(wait_s):
             self.handle(item)
         self._expire()
+        if self._outbox.has_outputs:
+            self._tell()  # a first token from elsewhere does not wait for our own step
         stepped = self._step()
         self._decode_side.offer_room()
         self._tell()

@@ -39,6 +39,11 @@ class Outbox:
         """Requests that are still owed an end."""
         return len(self._open)
 
+    @property
+    def has_outputs(self) -> bool:
+        """Whether anything waits to be told."""
+        return bool(self._outputs)
+
     def is_open(self, request_id: RequestId) -> bool:
         """Whether the request is still owed an end."""
         return request_id in self._open

@@ -22,12 +22,15 @@ from engine.messages import EngineFailed, EngineProgress
 
 _PR_SET_PDEATHSIG = 1
 _SWITCH_INTERVAL_S = 0.0005
+_M_MMAP_THRESHOLD = -3
+_MMAP_THRESHOLD_BYTES = 16 << 20
 
 
 def main() -> int:
     """Run one engine; 0 after Shutdown, 1 when it cannot start or go on."""
     arguments = _parse()
     _die_with_parent()
+    _keep_heap_flat()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     config = msgspec.json.decode(arguments.config_json, type=EngineConfig)
     writer = FrontWriter(arguments.out_fd)
@@ -67,6 +70,16 @@ def _die_with_parent() -> None:
     """Ask the kernel for SIGKILL when the front dies; leave Ctrl-C to the front."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _keep_heap_flat() -> None:
+    """Logits of a large batch go back to the kernel when freed, instead of growing a heap that never shrinks.
+
+    glibc raises this threshold by itself with each large block freed; setting it once stops that.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
 
 
 if __name__ == "__main__":

@@ -91,6 +91,7 @@ class EngineHarness:
         self.said: deque[Any] = deque()
         self.outputs: dict[RequestId, list[ChoiceOutput]] = defaultdict(list)
         self.stats = EngineStats()
+        self.num_told = 0
         storage = allocate_pool(self.layout, num_blocks + 1)
         transfer = TransferConfig(link_rate_bytes_s=self.config.link_rate_bytes_s)
         self.receiver = TcpReceiver(
@@ -117,6 +118,7 @@ class EngineHarness:
             self.said.append(message)
             return
         self.stats = message.stats
+        self.num_told += bool(message.outputs)
         for output in message.outputs:
             self.outputs[output.request_id].append(output)
 

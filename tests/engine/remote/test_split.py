@@ -135,6 +135,17 @@ def test_the_first_token_is_relayed_before_the_transfer_ends() -> None:
         assert moments["admitted"] < moments["second_token"]
 
 
+def test_a_relayed_first_token_does_not_wait_for_a_step() -> None:
+    """When token and KV are there at once, the first token is told alone, before the step that makes the second."""
+    request = make_request("r", random_prompt(40), max_tokens=3)
+    with split_pair() as wire:
+        submit(wire, request, "p1")
+        run_to_end(wire, request)
+        told = [len(output.token_ids) for output in wire.decode.outputs[request.id]]
+        assert told == [1, 1, 1]
+        assert wire.decode.num_told >= 3, "each in a message of its own"
+
+
 STEPS = [CallPrefill, AnnouncePrefill, GrantPrefill, FirstTokens, EndPrefill]
 
 
