@@ -19,6 +19,9 @@ from kvtransfer.transports.tcp.wire import Answer, FrameKind, Hello
 READ_BUDGET_BYTES = 1 << 20
 """What one connection may bring before the others have a turn."""
 
+MAX_UNREAD_ANSWERS_BYTES = 1 << 20
+"""Answers that a peer leaves unread before nothing more is read from it."""
+
 
 class InboundLink:
     """One accepted connection. Belongs to the receiver's mover thread.
@@ -53,6 +56,11 @@ class InboundLink:
     def has_answers(self) -> bool:
         """Whether answers wait for the socket to take them."""
         return bool(self._out)
+
+    @property
+    def may_read(self) -> bool:
+        """Whether the peer reads its answers, so that more may be taken from it."""
+        return len(self._out) < MAX_UNREAD_ANSWERS_BYTES
 
     def read(self) -> None:
         """Take in what has come, up to the budget."""

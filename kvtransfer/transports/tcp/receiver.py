@@ -135,8 +135,8 @@ class TcpReceiver:
         except TransferError as error:
             self._refuse(link, error)
         else:
-            waits_to_write = selectors.EVENT_WRITE if link.has_answers else 0
-            events = selectors.EVENT_READ | waits_to_write
+            events = selectors.EVENT_READ if link.may_read else 0
+            events |= selectors.EVENT_WRITE if link.has_answers else 0
             if self._selector.get_key(link.sock).events != events:
                 self._selector.modify(link.sock, events, link)
 
