@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 from crc32c import crc32c
 
@@ -61,7 +62,7 @@ class RawPeer:
         except ConnectionResetError:
             return True
 
-    def run(self, p: Pair, transfer: Transfer, at: int = 0, **changes: int) -> bytes:
+    def run(self, p: Pair, transfer: Transfer, at: int = 0, **changes: Any) -> bytes:
         """A right RUN frame and payload of group 0, all layers; changes: what to falsify."""
         source = next(s for s in transfer.sources[0] if s.position == at)
         place = p.layout.layer_run(0, 0, len(p.layout.groups[0].layers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -93,7 +94,7 @@ def test_a_plan_exists_exactly_when_the_layouts_convert(a: KVLayout, b: KVLayout
         ({"pipeline_ranks": 3}, ("pipeline ranks", "source 1", "destination 3")),
     ],
 )
-def test_a_mismatch_names_both_values(change: dict[str, int], values: tuple[str, ...]) -> None:
+def test_a_mismatch_names_both_values(change: dict[str, Any], values: tuple[str, ...]) -> None:
     group = KVGroup(GroupKind.FULL_ATTENTION, (0,), 1, SlotFormat("plain", "float32", 2))
     ours = KVLayout(4, (group,))
     with pytest.raises(LayoutMismatch) as caught:

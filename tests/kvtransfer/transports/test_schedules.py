@@ -37,7 +37,7 @@ class Session:
     """One attempt as both engines see it."""
 
     transfer: Transfer
-    content: dict[int, bytes]  # D's block -> what P's block held when it was pinned
+    content: dict[BlockId, bytes]  # D's block -> what P's block held when it was pinned
     to_push: list[tuple[int, int, int]]  # (group, layer, position) not yet pushed
     is_wanted: bool = True  # D has not forgotten it
     is_closed: bool = False  # P has closed it
