@@ -54,7 +54,7 @@ class ChildProcess:
         except TimeoutError:
             pass
         self.kill_group()
-        await self._process.wait()
+        await self.wait()
         self._reader.cancel()
 
     def kill_group(self) -> None:

@@ -50,6 +50,8 @@ class Supervisor(ABC):
 
     def mark_ready(self) -> None:
         """The child serves now."""
+        if self._was_ready:
+            self._say(f"{self.name} serves again")
         self._was_ready = True
         self._ready_since_s = time.monotonic()
         self.ready.set()

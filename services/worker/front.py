@@ -119,8 +119,8 @@ class WorkerFront:
         self._state.streams.models = frozenset((*info.models, *info.adapters))
         self._state.bundle = ready.bundle
         self._state.info = info
-        self._pages.begin(info, self._calls)
         self._registration = Registration(self._config.index, info, self._state.snapshots)
+        self._pages.begin(info, self._calls, self._registration)
         self._registration.start()
         self._helpers.append(asyncio.create_task(self._report_loads()))
         await self._set_health(serving=True)

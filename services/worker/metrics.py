@@ -6,7 +6,7 @@ engine counts, this module only names. Labels: model_name, engine (the worker's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -38,6 +38,12 @@ _GAUGES = (
         "waiting_prefill_tokens",
         "Prompt tokens queued and not computed.",
     ),
+)
+_FRONT_GAUGES = (
+    ("baton:open_requests", "open_requests", "Requests owned here."),
+    ("baton:open_prefill_streams", "open_prefill_streams", "Prefill streams, both sides."),
+    ("baton:index_connected", "index_connected", "Whether the index answered the last call."),
+    ("baton:index_in_step", "index_in_step", "Whether the index has every cache event."),
 )
 _COUNTERS = (
     ("vllm:num_preemptions", "preemptions_total", "Preemptions by recompute."),
@@ -75,21 +81,32 @@ _TOKEN_SOURCES = (
 
 @dataclass(slots=True)
 class FrontCounts:
-    """What the front itself knows: requests by how they ended, and what it holds now."""
+    """What the front itself knows now.
+
+    open_requests: requests owned here. open_prefill_streams: Prefill streams, both sides.
+    index_connected, index_in_step: see `Registration`.
+    """
 
     open_requests: int = 0
     open_prefill_streams: int = 0
-    open_prefill_calls: int = 0
+    index_connected: bool = False
+    index_in_step: bool = False
 
 
 class WorkerMetrics:
-    """The metrics of one worker. Set `stats` and `front`, then `render`."""
+    """The metrics of one worker. Set `stats` and `front`, then `render`.
 
-    def __init__(self, model_name: str, worker_id: str) -> None:
+    cache_config: facts about the KV cache, shown as labels.
+    """
+
+    def __init__(
+        self, model_name: str, worker_id: str, cache_config: Mapping[str, str] | None = None
+    ) -> None:
         self.stats = EngineStats()
         self.front = FrontCounts()
         self.finished: dict[str, int] = {}
         self._values = (model_name, worker_id)
+        self._cache = dict(cache_config or {})
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -114,15 +131,21 @@ class WorkerMetrics:
             yield counter
         yield self._by_source()
         yield self._by_reason()
-        front = self.front
-        yield self._gauge("baton:open_requests", front.open_requests, "Requests owned here.")
-        streams = front.open_prefill_streams + front.open_prefill_calls
-        yield self._gauge("baton:open_prefill_streams", streams, "Prefill streams, both sides.")
+        yield self._cache_config()
+        for name, field, text in _FRONT_GAUGES:
+            yield self._gauge(name, getattr(self.front, field), text)
 
     def _gauge(self, name: str, value: float, text: str) -> Metric:
         gauge = GaugeMetricFamily(name, text, labels=_LABELS)
         gauge.add_metric(self._values, value)
         return gauge
+
+    def _cache_config(self) -> Metric:
+        family = GaugeMetricFamily(
+            "vllm:cache_config_info", "The KV cache, in labels.", labels=("engine", *self._cache)
+        )
+        family.add_metric((self._values[1], *self._cache.values()), 1)
+        return family
 
     def _by_source(self) -> Metric:
         text = "Prompt tokens by where their KV came from."

@@ -12,6 +12,7 @@ from engine.messages import StepDone
 from services.worker.http import Answer, HttpEndpoint
 from services.worker.metrics import CONTENT_TYPE, FrontCounts, WorkerMetrics
 from services.worker.prefill_client import PrefillCalls
+from services.worker.registration import Registration
 from services.worker.service import WorkerState
 
 
@@ -21,6 +22,7 @@ class WorkerPages:
     def __init__(self, state: WorkerState) -> None:
         self._state = state
         self._calls: PrefillCalls | None = None
+        self._registration: Registration | None = None
         self._endpoint: HttpEndpoint | None = None
         self.metrics = WorkerMetrics("", "")
 
@@ -41,10 +43,16 @@ class WorkerPages:
             raise ConfigError(f"--metrics-port: {host}:{port} cannot be bound: {reason}") from None
         self._endpoint = endpoint
 
-    def begin(self, info: WorkerInfo, calls: PrefillCalls) -> None:
+    def begin(self, info: WorkerInfo, calls: PrefillCalls, registration: Registration) -> None:
         """The engine is ready: metrics get their labels."""
         self._calls = calls
-        self.metrics = WorkerMetrics(info.models[0], info.id)
+        self._registration = registration
+        cache_config = {
+            "block_size": str(info.layout.block_size),
+            "num_gpu_blocks": str(info.num_blocks),
+            "cache_dtype": info.layout.groups[0].slot.dtype,
+        }
+        self.metrics = WorkerMetrics(info.models[0], info.id, cache_config)
 
     def note_step(self, step: StepDone) -> None:
         """Keep what a step says for the next scrape."""
@@ -60,10 +68,13 @@ class WorkerPages:
             self._endpoint = None
 
     def _metrics_page(self) -> Answer:
+        num_calls = self._calls.num_open if self._calls else 0
+        registration = self._registration
         self.metrics.front = FrontCounts(
             open_requests=self._state.streams.num_requests,
-            open_prefill_streams=self._state.sessions.num_open,
-            open_prefill_calls=self._calls.num_open if self._calls else 0,
+            open_prefill_streams=self._state.sessions.num_open + num_calls,
+            index_connected=registration is not None and registration.is_connected,
+            index_in_step=registration is not None and registration.is_in_step,
         )
         return Answer(self.metrics.render(), content_type=CONTENT_TYPE)
 

@@ -36,6 +36,16 @@ class Registration:
                 self._index, info, lambda: self._load, self._take_snapshot, config
             )
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the index answered the last call; False without an index."""
+        return self._session is not None and self._session.counters.is_connected
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether the index had every cache event when last asked; False without an index."""
+        return self._session is not None and self._session.publisher_counters.is_in_step
+
     def start(self) -> None:
         """Join the index, now or as soon as it can be reached."""
         if self._session is not None:

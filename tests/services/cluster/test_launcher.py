@@ -14,6 +14,8 @@ import pytest
 from tests.support.fake_cluster import FakeCluster, fake_cluster, wait_until
 from tests.support.fake_engine import expected_token
 
+pytestmark = pytest.mark.e2e
+
 
 def ask(cluster: FakeCluster, max_tokens: int = 4) -> httpx.Response:
     body = {"model": "fake", "prompt": "t1 t2 t3", "max_tokens": max_tokens}
@@ -84,7 +86,7 @@ def test_a_killed_worker_is_reported_and_comes_back_at_its_address() -> None:
                 worker.kill()
             for name in ("prefill-1", "decode-1"):
                 cluster.wait_for(f"{name} died (SIGKILL); starting it again in", count)
-                cluster.wait_for(f"{name}: engine ready", count + 1)
+                cluster.wait_for(f"{name} serves again", count)
             wait_until(lambda: ask(cluster).status_code == 200)
             assert_served(cluster)
             assert not before & {process.pid for process in workers(cluster)}
@@ -100,7 +102,7 @@ def test_a_dead_engine_takes_its_worker_along_and_both_come_back() -> None:
         (worker,) = workers(cluster)
         worker.children()[0].kill()
         cluster.wait_for("mixed-1 died (exit status 3); starting it again")
-        cluster.wait_for("mixed-1: engine ready", 2)
+        cluster.wait_for("mixed-1 serves again")
         wait_until(lambda: ask(cluster).status_code == 200)
         assert_served(cluster)
 

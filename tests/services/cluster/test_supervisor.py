@@ -64,8 +64,11 @@ async def test_a_child_is_started_again_with_growing_pauses() -> None:
     await eventually(lambda: child.num_starts == 4)
     assert child.said == [
         "child died (SIGKILL); starting it again in 0.001 s",
+        "child serves again",
         "child died (exit status 3); starting it again in 0.002 s",
+        "child serves again",
         "child died (exit status 3); starting it again in 0.004 s",
+        "child serves again",
     ]
     await child.stop(1.0)
     await running

@@ -100,6 +100,8 @@ async def test_pages_show_metrics_and_health() -> None:
             assert f"vllm:num_requests_running{{{labels}}} 0.0" in text
             assert f"baton:open_requests{{{labels}}} 0.0" in text
             assert 'source="external_kv_transfer"' in text
+            assert 'block_size="16",cache_dtype="float32"' in text
+            assert f"baton:index_connected{{{labels}}} 0.0" in text
             assert 'finished_reason="length",model_name="fake"} 1.0' in text
             assert (await client.get(f"{base}/health")).json()["status"] == "ok"
             assert (await client.get(f"{base}/nothing")).status_code == 404

@@ -1,5 +1,4 @@
-"""Prefill: two workers with scripted engines, and what D hears when P refuses, is silent or dies.
-"""
+"""Prefill: two workers with scripted engines, and what D hears when P refuses, is silent or dies."""
 
 import asyncio
 import os

@@ -142,7 +142,8 @@ async def test_a_dead_engine_ends_every_stream_with_the_reason() -> None:
         assert type(error_of_status(caught.value, "w")).__name__ == "EngineDeadError"
 
 
-async def test_stop_ends_an_engine_that_does_not_listen() -> None:
+async def test_stop_ends_an_engine_that_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.worker.engine_client.STOP_GRACE_S", 0.2)
     front = make_front("--ignore-shutdown")
     await front.start()
     pid = front.engine_pid
