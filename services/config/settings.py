@@ -22,6 +22,7 @@ FieldPath = tuple[str, ...]
 """Where a value goes: names of nested config fields, outermost first."""
 
 ENVIRONMENT_PREFIX = "BATON_"
+_OWN_FLAG = re.compile(r" \(`--[a-z-]+`\)")
 _FIELD_LINE = re.compile(r"([a-z_][a-z0-9_]*(?:, [a-z_][a-z0-9_]*)*): (.+)")
 
 
@@ -122,7 +123,7 @@ def _iter_settings(
             paths=(path,),
             parse=spelling.parse or _parser_of(kind),
             default=_default_of(field),
-            help=sentences.get(field.name, ""),
+            help=_OWN_FLAG.sub("", sentences.get(field.name, "")),
             is_switch=kind is bool,
             is_list=typing.get_origin(kind) is tuple,
         )

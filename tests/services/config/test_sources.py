@@ -143,6 +143,7 @@ def test_what_asks_for_the_case_anyway_is_dropped(tmp_path: Path) -> None:
 def test_every_setting_has_a_sentence_and_a_name_of_its_own() -> None:
     for settings in (build.worker_settings(), build.gateway_settings(), build.cluster_settings()):
         assert [setting.name for setting in settings if not setting.help] == []
+        assert not any("(`--" in setting.help for setting in settings)
         assert len({setting.variable for setting in settings}) == len(settings)
 
 
