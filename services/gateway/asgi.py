@@ -7,6 +7,7 @@ request is cancelled at once, whether it streams or not.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -33,6 +34,9 @@ GUARDED_PREFIXES = ("/v1", "/v2", "/inference")
 _BODIES_AT_ONCE = 4
 """How many bodies of the largest size may be in memory while they are read."""
 
+_PATIENCE_S = 2.0
+"""How long bytes of a refused body are still read and thrown away."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -46,14 +50,40 @@ class JsonResponse(Response):
         return _encode(content)
 
 
+class EarlyResponse(JsonResponse):
+    """An answer to a request whose body may still be on its way.
+
+    Closing a connection on unread bytes resets it, and many clients would never see the answer. So the answer goes out
+    first, then what still comes is thrown away for a while.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, then read to the end of the body or of patience."""
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                while (await receive()).get("more_body", False):
+                    pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 def error_response(error: Exception, retry_after_s: int | None = None) -> Response:
     """The response of an error."""
     headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
-    if isinstance(error, BodyTooLarge | BodyTimeout | UnsupportedMedia | TooManyRequests):
+    is_unread = isinstance(error, BodyTooLarge | BodyTimeout | UnsupportedMedia | TooManyRequests)
+    if is_unread:
         headers["Connection"] = "close"
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
-    return JsonResponse(error_body(error), status_code=shape_of(error).status, headers=headers)
+    kind = EarlyResponse if is_unread else JsonResponse
+    return kind(error_body(error), status_code=shape_of(error).status, headers=headers)
 
 
 class BodyReader:

@@ -26,6 +26,8 @@ from services.gateway.routing.picker import Picker
 logger = logging.getLogger(__name__)
 
 _RESERVATION_EXPIRY_MS = 60_000
+_MANY_TOKENS = 65_536
+"""Hashing more than this takes long enough to be done in a thread."""
 
 Chains = dict[bytes, list[BlockHash]]
 
@@ -95,7 +97,7 @@ class Router:
         )
         out = frozenset(excluded)
         workers = [worker for worker in self._live_workers() if worker.info.id not in out]
-        chains = self._chains(request, workers) if self._index is not None else {}
+        chains = await self._chains(request, workers)
         asked_at = self.ledger.now()
         matches = await self._match(chains)
         candidates = [
@@ -112,15 +114,19 @@ class Router:
         if self._background:
             await asyncio.wait(self._background, timeout=1.0)
 
-    def _chains(self, request: Request, workers: Iterable[LiveWorker]) -> Chains:
+    async def _chains(self, request: Request, workers: Iterable[LiveWorker]) -> Chains:
         """The prompt's hashes for each distinct root among the workers of its model."""
-        roots: dict[bytes, HashRoot] = {
+        if self._index is None:
+            return {}
+        roots = {
             worker.info.hash_root.seed: worker.info.hash_root
             for worker in workers
             if request.model in worker.info.models
         }
         tokens, salt = request.prompt_token_ids, request.cache_salt
-        return {seed: hash_chain(root, tokens, salt) for seed, root in roots.items()}
+        if len(tokens) * len(roots) < _MANY_TOKENS:
+            return _hash_all(roots, tokens, salt)
+        return await asyncio.to_thread(_hash_all, roots, tokens, salt)
 
     async def _match(
         self, chains: Mapping[bytes, Sequence[BlockHash]]
@@ -215,6 +221,10 @@ class Router:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+
+def _hash_all(roots: Mapping[bytes, HashRoot], tokens: Sequence[int], salt: str) -> Chains:
+    return {seed: hash_chain(root, tokens, salt) for seed, root in roots.items()}
 
 
 def _lacking(candidate: Candidate, query: RouteQuery) -> int:

@@ -55,7 +55,9 @@ class TextBundle:
     def encode(self, text: str, *, add_special_tokens: bool, max_tokens: int = 0) -> list[int]:
         """Token ids of a raw text, control tokens included. max_tokens: see `refuse_if_too_long`; 0 for no limit."""
         self.refuse_if_too_long(text, max_tokens)
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # The batch call lets other threads run, and keeps no offsets.
+        (encoded,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded.ids
         bos = self._bos_token_id
         if add_special_tokens and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)

@@ -53,7 +53,9 @@ class ControlTokenGuard:
         assert self._pattern is not None
         twin = self._twin = self._twin or self._make_twin()
         aliased = self._pattern.sub(lambda found: self._alias(found[0]), rendered)
-        ids: list[int] = twin.encode(aliased.replace(_MARK, ""), add_special_tokens=False).ids
+        text = aliased.replace(_MARK, "")
+        (encoded,) = twin.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoded.ids
         return ids
 
     @staticmethod

@@ -1,0 +1,201 @@
+"""One stream to one worker: hello, requests out, steps in, loss."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from core.errors import DeadlineExceeded, ServeError, WorkerLostError
+from core.ids import Epoch, RequestId
+from core.request import Request, SamplingParams
+from services.gateway.legs.connection import GatewayIdentity, WorkerConnection
+from services.rpc.protocol import PROTOCOL_VERSION
+from services.rpc.record_codec import encode_record
+from services.rpc.v1 import baton_pb2 as pb
+from tests.support.fake_worker import FakeWorker, make_info, running_worker, say
+from tests.support.gateways import eventually
+
+IDENTITY = GatewayIdentity("gateway", Epoch(7))
+ENDLESS = say("one two ", ends=False, delay_s=0.005)
+
+
+def request(name: str, deadline_ms: int | None = None, **sampling: Any) -> Request:
+    params = SamplingParams(**({"seed": 1, "max_tokens": 2000} | sampling))
+    return Request(RequestId(name), "fake", (5, 6), params, deadline_ms=deadline_ms)
+
+
+@asynccontextmanager
+async def connected(address: str) -> AsyncIterator[WorkerConnection]:
+    connection = WorkerConnection(address, IDENTITY, lambda _: None)
+    try:
+        await eventually(lambda: connection.is_ready, "ready")
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def read_all(active) -> list[int]:
+    tokens: list[int] = []
+    while not active.is_finished:
+        for output in await active.receive():
+            tokens += output.token_ids
+    return tokens
+
+
+async def test_the_hello_brings_the_record():
+    async with running_worker(say("x")) as worker, connected(worker.address) as connection:
+        assert connection.info == worker.info
+        assert connection.down_s() == 0
+        assert worker.num_streams == 1
+
+
+async def test_requests_share_a_stream_and_are_kept_apart():
+    async with running_worker(say("the capital of France")) as worker:
+        async with connected(worker.address) as connection:
+            actives = [connection.submit(request(f"r{n}"), []) for n in range(20)]
+            answers = await asyncio.gather(*map(read_all, actives))
+            assert {tuple(answer) for answer in answers} == {tuple(answers[0])}
+            for active in actives:
+                active.close("read")
+            assert connection.num_requests == 0
+            assert worker.num_streams == 1
+            assert worker.cancelled == []
+
+
+async def test_prefill_candidates_travel_in_order():
+    first = make_info("p1", control_address="10.0.0.1:1")
+    second = make_info("p2", control_address="10.0.0.2:2")
+    async with running_worker(say("x")) as worker, connected(worker.address) as connection:
+        await read_all(connection.submit(request("r"), [first, second]))
+        sent = worker.submits[0].prefill_candidates
+        assert [(c.worker_id, c.control_address) for c in sent] == [
+            ("p1", "10.0.0.1:1"),
+            ("p2", "10.0.0.2:2"),
+        ]
+
+
+async def test_closing_early_cancels_at_the_worker_once():
+    async with running_worker(ENDLESS) as worker, connected(worker.address) as connection:
+        active = connection.submit(request("r"), [])
+        await active.receive()
+        active.close("enough")
+        active.close("enough")
+        await eventually(lambda: worker.cancelled == ["r"], "cancelled")
+        await eventually(lambda: worker.num_running == 0, "stopped")
+        assert connection.num_requests == 0
+
+
+async def test_a_lost_stream_ends_every_request_and_is_opened_again():
+    worker = FakeWorker(ENDLESS)
+    await worker.start()
+    port = int(worker.address.rpartition(":")[2])
+    async with connected(worker.address) as connection:
+        actives = [connection.submit(request(f"r{n}"), []) for n in range(3)]
+        for active in actives:
+            await active.receive()
+        await worker.stop()
+        for active in actives:
+            with pytest.raises(WorkerLostError):
+                await read_all(active)
+            with pytest.raises(WorkerLostError):
+                await active.receive()
+        assert not connection.is_ready
+        with pytest.raises(WorkerLostError, match="is not connected"):
+            connection.submit(request("late"), [])
+        again = FakeWorker(say("x"), epoch=Epoch(2))
+        await again.start(port)
+        try:
+            await eventually(lambda: connection.is_ready, "ready again")
+            assert connection.info is not None
+            assert connection.info.epoch == 2
+            assert await read_all(connection.submit(request("new"), []))
+        finally:
+            await again.stop()
+
+
+async def test_time_limits_are_kept_here_also_when_the_worker_is_silent():
+    async def silence(_: pb.Request) -> AsyncIterator[list[pb.ChoiceOutput]]:
+        await asyncio.sleep(60)
+        yield []
+
+    async with running_worker(silence) as worker, connected(worker.address) as connection:
+        active = connection.submit(request("r", deadline_ms=50), [])
+        with pytest.raises(DeadlineExceeded):
+            await active.receive()
+        await eventually(lambda: worker.cancelled == ["r"], "cancelled")
+
+
+async def test_only_requests_without_output_are_given_up_when_a_worker_falls_silent():
+    async with running_worker(ENDLESS) as worker, connected(worker.address) as connection:
+        spoken = connection.submit(request("spoken"), [])
+        await spoken.receive()
+        worker.is_silent = True
+        waiting = connection.submit(request("waiting"), [])
+        connection.fail_unanswered("silent")
+        with pytest.raises(WorkerLostError, match="silent"):
+            await waiting.receive()
+        worker.is_silent = False
+        assert await spoken.receive()
+        spoken.close("enough")
+
+
+async def test_load_reports_are_kept():
+    class Reporting(FakeWorker):
+        async def _write(self, context: Any, steps: asyncio.Queue[pb.WorkerFrame]) -> None:
+            report = pb.LoadReport(num_running=3, waiting_prefill_tokens=70)
+            await context.write(pb.WorkerFrame(load=report))
+            await super()._write(context, steps)
+
+    worker = Reporting(say("x"))
+    await worker.start()
+    try:
+        async with connected(worker.address) as connection:
+            await eventually(lambda: connection.load, "load")
+            assert connection.load is not None
+            assert connection.load.num_running == 3
+            assert connection.load.waiting_prefill_tokens == 70
+    finally:
+        await worker.stop()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pb.WorkerFrame(step=pb.StepOutputs()),
+        pb.WorkerFrame(
+            hello=pb.WorkerHello(
+                protocol_version=PROTOCOL_VERSION + 2, record=encode_record(make_info())
+            )
+        ),
+    ],
+    ids=["no hello", "other version"],
+)
+async def test_strangers_are_not_connected_to(frame):
+    class Stranger(FakeWorker):
+        async def Serve(self, frames: AsyncIterator[pb.GatewayFrame], context: Any) -> None:
+            self.num_streams += 1
+            await context.write(frame)
+            await asyncio.sleep(60)
+
+    worker = Stranger(say("x"))
+    await worker.start()
+    connection = WorkerConnection(worker.address, IDENTITY, lambda _: None)
+    try:
+        await eventually(lambda: worker.num_streams > 1, "tried again")
+        assert not connection.is_ready
+        assert connection.down_s() > 0
+    finally:
+        await connection.close()
+        await worker.stop()
+
+
+async def test_an_error_given_to_a_request_is_what_its_reader_sees():
+    async with running_worker(ENDLESS) as worker, connected(worker.address) as connection:
+        active = connection.submit(request("r"), [])
+        await active.receive()
+        active.fail(ServeError("because"))
+        active.fail(ServeError("again"))
+        with pytest.raises(ServeError, match="because"):
+            await active.receive()
