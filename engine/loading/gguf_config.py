@@ -86,6 +86,9 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
     """Numbers from metadata; which biases and norms exist, and whether the head is tied, from the tensor table."""
     metadata = GgufMetadata(file)
     architecture = find_gguf_architecture(metadata.architecture)
+    num_parts = metadata.integer("split.count", 1)
+    if num_parts > 1:
+        raise ModelLoadError(f"one of {num_parts} parts of a split model: merge them into one file")
     num_layers = metadata.integer("{arch}.block_count")
     num_heads = metadata.integer("{arch}.attention.head_count")
     hidden_size = metadata.integer("{arch}.embedding_length")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -93,8 +94,6 @@ class GgufFile:
 
 def _as_tensor(data: np.ndarray) -> Tensor:  # type: ignore[type-arg]
     """A tensor over read-only memory. Nobody writes to weights, so torch's warning about that is not wanted."""
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(data)

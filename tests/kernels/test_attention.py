@@ -189,6 +189,16 @@ def test_half_precision_is_close(dtype: torch.dtype) -> None:
     torch.testing.assert_close(actual.float(), expected, atol=3e-2, rtol=3e-2)
 
 
+def test_a_pool_of_half_precision_under_float32_activations() -> None:
+    step = Step(Case(sequences=((20, 1), (0, 33), (100, 1))))
+    expected = step.expected(0.35)
+    step.view = step.view.to(torch.bfloat16)
+    step.write_step()
+    actual = step.attend(0.35)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, expected, atol=3e-2, rtol=3e-2)
+
+
 def test_copy_blocks_copies_whole_blocks_in_order() -> None:
     pool = torch.arange(5, dtype=torch.uint8)[:, None].repeat(1, 8)
     ops.copy_blocks(pool, [(1, 2), (2, 4)])

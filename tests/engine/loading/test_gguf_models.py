@@ -1,5 +1,6 @@
 """GGUF files of every architecture give the logits of the transformers model they were written from."""
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,23 @@ def test_expanded_and_quantised_weights_agree(quantization: str, tmp_path: Path)
             {
                 "{arch}.rope.scaling.type": "yarn",
                 "{arch}.rope.scaling.original_context_length": 64,
+            },
+        ),
+        (
+            {
+                "rope_type": "yarn",
+                "factor": 2.0,
+                "original_max_position_embeddings": 64,
+                "attention_factor": 1.5 * (0.1 * math.log(2.0) + 1.0),
+                "beta_fast": 8.0,
+                "beta_slow": 2.0,
+            },
+            {
+                "{arch}.rope.scaling.type": "yarn",
+                "{arch}.rope.scaling.original_context_length": 64,
+                "{arch}.rope.scaling.attn_factor": 1.5,
+                "{arch}.rope.scaling.yarn_beta_fast": 8.0,
+                "{arch}.rope.scaling.yarn_beta_slow": 2.0,
             },
         ),
     ],
@@ -141,6 +159,7 @@ def test_windows_from_metadata(tmp_path: Path) -> None:
             {"{arch}.rope.dimension_count": 8},
             "llama.rope.dimension_count: 8 differs from the head size",
         ),
+        ({"split.count": 3}, "one of 3 parts of a split model"),
         ({"{arch}.expert_count": 8}, "mixture-of-experts"),
         ({"tokenizer.ggml.tokens": None}, "the file has no tokenizer"),
         ({"tokenizer.ggml.model": "bert"}, "'bert' is unknown; known: gpt2, llama"),

@@ -258,10 +258,11 @@ def sentence_piece_metadata() -> dict[str, Any]:
     scores = [0.0] * len(pieces)
     words = ["▁t", "he", "▁the", "er", "in", "▁a", "ing", "▁the" + "re"]
     characters = [*"▁abcdefghijklmnopqrstuvwxyz"]
-    for rank, piece in enumerate([*words, *characters]):
+    ranked = [(piece, float(-rank)) for rank, piece in enumerate([*words, *characters])]
+    for piece, score in reversed(ranked):  # so that the order of ids is not that of scores
         pieces.append(piece)
         types.append(1)
-        scores.append(float(-rank))
+        scores.append(score)
     return {
         "model": "llama",
         "pre": None,
