@@ -144,6 +144,8 @@ class Generation:
             routed.prompt_computed()
         if output.HasField("num_cached_tokens"):
             self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        if output.timestamps_ms and not output.choice:
+            self._services.metrics.moments(self.request.model, output.timestamps_ms)
         return assembler.push(output)
 
 
@@ -155,6 +157,7 @@ class RequestMetrics:
         self._request = request
         self._arrived_at = arrived_at
         self._first_at = 0.0
+        self._has_second = False
         self._last_at = [0.0] * request.sampling.n
 
     def stepped(
@@ -170,6 +173,9 @@ class RequestMetrics:
             self._first_at = now
             metrics.time_to_first_token.observe(now - self._arrived_at)
             self._count_prompt(num_cached_tokens)
+        if not self._has_second and assemblers[0].num_tokens > 1:
+            self._has_second = True
+            metrics.time_to_second_token.observe(now - self._arrived_at)
         for delta in deltas:
             metrics.generation_tokens.inc(len(delta.token_ids))
             last_at = self._last_at[delta.choice]

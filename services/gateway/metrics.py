@@ -6,6 +6,7 @@ dashboards work; what is Baton's own is `baton:*`. Children of labelled metrics 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -41,6 +42,7 @@ class ModelMetrics:
     """The children of one model, used on the path of its requests."""
 
     time_to_first_token: Histogram
+    time_to_second_token: Histogram
     inter_token_latency: Histogram
     time_per_output_token: Histogram
     e2e_latency: Histogram
@@ -71,6 +73,16 @@ class GatewayMetrics:
         )
         self._itl = histogram(
             "vllm:inter_token_latency_seconds", "Gap between tokens.", TOKEN_GAP_BUCKETS_S
+        )
+        self._second = histogram(
+            "baton:time_to_second_token_seconds", "Arrival to second token.", TTFT_BUCKETS_S
+        )
+        self._moments = Histogram(
+            "baton:request_moment_seconds",
+            "From a worker's getting a request to a named moment of its way.",
+            ("model_name", "moment"),
+            buckets=TTFT_BUCKETS_S,
+            registry=self.registry,
         )
         self._tpot = histogram(
             "vllm:request_time_per_output_token_seconds",
@@ -161,6 +173,11 @@ class GatewayMetrics:
             found = self._models[name] = self._make_model(name)
         return found
 
+    def moments(self, model: str, moments_ms: Mapping[str, float]) -> None:
+        """Note when one request reached the moments that its worker names."""
+        for moment, time_ms in moments_ms.items():
+            self._moments.labels(model, moment).observe(time_ms / 1000)
+
     def routed(self, route: Route, query: RouteQuery, seconds: float) -> None:
         """Count one routing decision."""
         (self.split if route.is_split else self.local).inc()
@@ -175,6 +192,7 @@ class GatewayMetrics:
     def _make_model(self, name: str) -> ModelMetrics:
         return ModelMetrics(
             time_to_first_token=self._ttft.labels(name),
+            time_to_second_token=self._second.labels(name),
             inter_token_latency=self._itl.labels(name),
             time_per_output_token=self._tpot.labels(name),
             e2e_latency=self._e2e.labels(name),

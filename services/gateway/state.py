@@ -39,7 +39,7 @@ class GatewayState:
         self.index = index
         self.metrics = GatewayMetrics()
         self.directory = WorkerDirectory(config, index, GatewayIdentity(gateway_id, epoch))
-        self.router = Router(config, index, self.directory.live_workers, self.metrics, epoch)
+        self.router = Router(config, index, self.directory, self.metrics, epoch)
         self.generation = GenerationServices(
             router=self.router,
             driver=DecodeOwnedDriver(self.directory.connection),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from services.gateway.state import Admission, GatewayState
 _Result = TypeVar("_Result")
 
 _LONGEST_NAME = 256
+_TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _LONG_BODY_BYTES = 32 << 10
 """Bodies from this size on are parsed and tokenised in a thread, so that other streams go on meanwhile."""
 
@@ -62,7 +64,10 @@ async def _answer(
     prepare: Callable[[bytes, Resolver, Arrival], Prepared],
 ) -> Response:
     arrival = Arrival(
-        state.config, http.headers.get("x-request-id", "")[:_LONGEST_NAME], time.monotonic()
+        state.config,
+        name=http.headers.get("x-request-id", "")[:_LONGEST_NAME],
+        trace_parent=_trace_parent(http),
+        at=time.monotonic(),
     )
     state.check_room(1)
     prepared = await read_checked(
@@ -127,7 +132,7 @@ def _make_job(state: GatewayState, prepared: Prepared) -> Job:
     timeout_s = state.config.request_timeout_s
     deadline_ms = None
     if timeout_s:
-        deadline_ms = max(0, int(1000 * (prepared.arrived_at + timeout_s - time.monotonic())))
+        deadline_ms = max(0, int(1000 * (prepared.arrival.at + timeout_s - time.monotonic())))
     generations = []
     for place, (prompt, sampling) in enumerate(
         zip(prepared.prompts, prepared.samplings, strict=True)
@@ -140,10 +145,17 @@ def _make_job(state: GatewayState, prepared: Prepared) -> Job:
             deadline_ms=deadline_ms,
             priority=prepared.body.priority or 0,
             cache_salt=prepared.body.cache_salt or "",
+            trace_parent=prepared.arrival.trace_parent,
         )
         generations.append(
             Generation(
-                state.generation, prepared.model, request, prepared.options, prepared.arrived_at
+                state.generation, prepared.model, request, prepared.options, prepared.arrival.at
             )
         )
     return Job(generations)
+
+
+def _trace_parent(http: HttpRequest) -> str:
+    """The W3C traceparent header, if it is one."""
+    value = http.headers.get("traceparent", "")
+    return value if _TRACE_PARENT.fullmatch(value) else ""

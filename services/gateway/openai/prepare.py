@@ -41,11 +41,15 @@ _DEFAULT_COMPLETION_TOKENS = 16
 class Arrival:
     """What preparing a request needs beside its body.
 
-    config: the gateway's limits. name: the id that the client gave in a header, or empty. at: when it came.
+    config: the gateway's limits.
+    name: the id that the client gave in a header, or empty.
+    trace_parent: W3C traceparent header, or empty.
+    at: when it came.
     """
 
     config: GatewayConfig
     name: str
+    trace_parent: str
     at: float
 
 
@@ -63,7 +67,7 @@ class Prepared:
     samplings: tuple[SamplingParams, ...]
     options: TextOptions
     writer: Writer
-    arrived_at: float
+    arrival: Arrival
 
 
 def prepare_chat(data: bytes, resolve: Resolver, arrival: Arrival) -> Prepared:
@@ -100,7 +104,7 @@ def prepare_chat(data: bytes, resolve: Resolver, arrival: Arrival) -> Prepared:
         with_token_ids=bool(body.return_token_ids),
     )
     options = build_text_options(body, arrival.config.max_stop_strings)
-    return Prepared(name, model, body, prompts, samplings, options, writer, arrival.at)
+    return Prepared(name, model, body, prompts, samplings, options, writer, arrival)
 
 
 def prepare_completion(data: bytes, resolve: Resolver, arrival: Arrival) -> Prepared:
@@ -134,7 +138,7 @@ def prepare_completion(data: bytes, resolve: Resolver, arrival: Arrival) -> Prep
         with_token_ids=bool(body.return_token_ids),
     )
     options = build_text_options(body, arrival.config.max_stop_strings)
-    return Prepared(name, model, body, prompts, samplings, options, writer, arrival.at)
+    return Prepared(name, model, body, prompts, samplings, options, writer, arrival)
 
 
 def template_ending(

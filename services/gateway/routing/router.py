@@ -17,7 +17,7 @@ from core.request import Request
 from core.worker_info import WorkerInfo, WorkerLoad
 from kvindex.base import IndexUnavailable, PrefixIndex, Reservation, WorkerMatch
 from services.gateway.config import GatewayConfig
-from services.gateway.discovery import LiveWorker
+from services.gateway.discovery import LiveWorker, WorkerDirectory
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.routing.base import Candidate, Route, RouteQuery
 from services.gateway.routing.ledger import LedgerEntry, RouteLedger
@@ -70,13 +70,13 @@ class Router:
         self,
         config: GatewayConfig,
         index: PrefixIndex | None,
-        live_workers: Callable[[], list[LiveWorker]],
+        directory: WorkerDirectory,
         metrics: GatewayMetrics,
         epoch: Epoch,
     ) -> None:
         self.ledger = RouteLedger()
         self._index = index
-        self._live_workers = live_workers
+        self._directory = directory
         self._metrics = metrics
         self._epoch = epoch
         self._picker = Picker(config.routing)
@@ -96,16 +96,18 @@ class Router:
             num_choices=sampling.n,
         )
         out = frozenset(excluded)
-        workers = [worker for worker in self._live_workers() if worker.info.id not in out]
-        chains = await self._chains(request, workers)
+        workers = [worker for worker in self._directory.live_workers() if worker.info.id not in out]
+        # An index that is away is not even asked: the directory notices when it is back.
+        index = self._index if self._directory.index_is_connected else None
+        chains = {} if index is None else await _chains(request, workers)
         asked_at = self.ledger.now()
-        matches = await self._match(chains)
+        matches = {} if index is None else await _match(index, chains)
         candidates = [
             self._candidate(worker, matches.get(worker.info.id), query, asked_at)
             for worker in workers
         ]
         route = self._picker.pick(candidates, query)
-        routed = self._count(request, route, query, chains)
+        routed = self._count(request, route, query, chains, index)
         self._metrics.routed(route, query, time.perf_counter() - started)
         return routed
 
@@ -113,30 +115,6 @@ class Router:
         """Wait for what is on its way to the index."""
         if self._background:
             await asyncio.wait(self._background, timeout=1.0)
-
-    async def _chains(self, request: Request, workers: Iterable[LiveWorker]) -> Chains:
-        """The prompt's hashes for each distinct root among the workers of its model."""
-        if self._index is None:
-            return {}
-        roots = {
-            worker.info.hash_root.seed: worker.info.hash_root
-            for worker in workers
-            if request.model in worker.info.models
-        }
-        tokens, salt = request.prompt_token_ids, request.cache_salt
-        if len(tokens) * len(roots) < _MANY_TOKENS:
-            return _hash_all(roots, tokens, salt)
-        return await asyncio.to_thread(_hash_all, roots, tokens, salt)
-
-    async def _match(
-        self, chains: Mapping[bytes, Sequence[BlockHash]]
-    ) -> dict[WorkerId, WorkerMatch]:
-        if self._index is None:
-            return {}
-        try:
-            return {match.worker_id: match for match in await self._index.match(chains)}
-        except IndexUnavailable:
-            return {}
 
     def _candidate(
         self, worker: LiveWorker, match: WorkerMatch | None, query: RouteQuery, asked_at: float
@@ -167,7 +145,12 @@ class Router:
         return max(requests + new_requests, own_requests), tokens + new_tokens
 
     def _count(
-        self, request: Request, route: Route, query: RouteQuery, chains: Chains
+        self,
+        request: Request,
+        route: Route,
+        query: RouteQuery,
+        chains: Chains,
+        index: PrefixIndex | None,
     ) -> RoutedRequest:
         """Enter the choice in the ledger now, and in the index as soon as it answers."""
         counted = [(route.owner, 0 if route.is_split else _lacking(route.owner, query))]
@@ -176,22 +159,21 @@ class Router:
             self.ledger.add(request.id, candidate.info.id, tokens) for candidate, tokens in counted
         ]
         self.ledger.note_owner(route.owner.info.id)
-        if self._index is None:
+        if index is None:
             return RoutedRequest(route, entries, self.ledger, lambda: None)
-        reserving = self._spawn(self._reserve(entries))
+        reserving = self._spawn(self._reserve(index, entries))
         for candidate, _ in counted:
             chain = chains.get(candidate.info.hash_root.seed)
             if chain:
-                self._spawn(self._index.speculate(candidate.info.id, chain))
+                self._spawn(index.speculate(candidate.info.id, chain))
 
         def release() -> None:
-            self._spawn(self._unreserve(request.id, after=reserving))
+            self._spawn(_unreserve(index, request.id, after=reserving))
 
         return RoutedRequest(route, entries, self.ledger, release)
 
-    async def _reserve(self, entries: Sequence[LedgerEntry]) -> None:
-        assert self._index is not None
-        await self._index.reserve(
+    async def _reserve(self, index: PrefixIndex, entries: Sequence[LedgerEntry]) -> None:
+        await index.reserve(
             *(
                 Reservation(
                     e.request_id, e.worker_id, self._epoch, e.num_tokens, _RESERVATION_EXPIRY_MS
@@ -201,12 +183,6 @@ class Router:
         )
         for entry in entries:
             self.ledger.confirm(entry)
-
-    async def _unreserve(self, request_id: RequestId, after: asyncio.Task[None]) -> None:
-        """Release what was reserved; never before the reservation, which would outlive it then."""
-        assert self._index is not None
-        await asyncio.wait([after])
-        await self._index.release(request_id)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run an index write beside the request; a write that fails is a hint less."""
@@ -221,6 +197,32 @@ class Router:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+
+async def _chains(request: Request, workers: Iterable[LiveWorker]) -> Chains:
+    """The prompt's hashes for each distinct root among the workers of its model."""
+    roots = {
+        worker.info.hash_root.seed: worker.info.hash_root
+        for worker in workers
+        if request.model in worker.info.models
+    }
+    tokens, salt = request.prompt_token_ids, request.cache_salt
+    if len(tokens) * len(roots) < _MANY_TOKENS:
+        return _hash_all(roots, tokens, salt)
+    return await asyncio.to_thread(_hash_all, roots, tokens, salt)
+
+
+async def _match(index: PrefixIndex, chains: Chains) -> dict[WorkerId, WorkerMatch]:
+    try:
+        return {match.worker_id: match for match in await index.match(chains)}
+    except IndexUnavailable:
+        return {}
+
+
+async def _unreserve(index: PrefixIndex, request_id: RequestId, after: asyncio.Task[None]) -> None:
+    """Release what was reserved; never before the reservation, which would outlive it then."""
+    await asyncio.wait([after])
+    await index.release(request_id)
 
 
 def _hash_all(roots: Mapping[bytes, HashRoot], tokens: Sequence[int], salt: str) -> Chains:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from core.worker_info import Role
-from tests.support.fake_worker import FakeWorker, running_worker, say
+from tests.support.fake_worker import FakeWorker, output, running_worker, say
 from tests.support.gateways import CHAT, COMPLETION, asgi_gateway
 
 KEY = {"Authorization": "Bearer secret"}
@@ -97,6 +97,21 @@ async def test_metrics_count_what_was_served():
     assert value(text, "baton:requests_rejected_total", code="invalid_value") == 1
     assert value(text, "baton:requests_local_total") == 3
     assert value(text, "baton:route_seconds_count") == 3
+
+
+async def test_named_moments_and_the_second_token_are_measured():
+    async def script(request):
+        yield [output(request, [5])]
+        moments = {"received": 0.0, "first_token": 30.0}
+        yield [output(request, [6], finish_reason="length", timestamps_ms=moments)]
+
+    async with running_worker(script) as worker, asgi_gateway(worker) as gateway:
+        assert (await gateway.chat()).status_code == 200
+        text = (await gateway.client.get("/metrics")).text
+    model = {"model_name": "fake"}
+    assert value(text, "baton:time_to_second_token_seconds_count", **model) == 1
+    labels = {"moment": "first_token", **model}
+    assert value(text, "baton:request_moment_seconds_sum", **labels) == 0.03
 
 
 async def test_the_api_key_guards_v1_only():

@@ -5,7 +5,7 @@ import pytest
 from services.rpc.bundle import bundle_digest
 from services.rpc.codec import decode_request
 from tests.support.fake_worker import running_worker, say
-from tests.support.gateways import asgi_gateway
+from tests.support.gateways import COMPLETION, asgi_gateway
 from tests.support.text_bundles import small_bundle
 
 
@@ -161,3 +161,15 @@ async def test_the_developer_role_is_the_system_role():
             for role in ("developer", "system")
         ]
         assert prompts[0].prompt_token_ids == prompts[1].prompt_token_ids
+
+
+@pytest.mark.parametrize(
+    ("header", "passed"), [(f"00-{'a' * 32}-{'b' * 16}-01", True), ("00-xyz", False)]
+)
+async def test_a_trace_goes_on_at_the_worker(header, passed):
+    async with running_worker(say("x")) as worker, asgi_gateway(worker) as gateway:
+        answer = await gateway.client.post(
+            "/v1/completions", json=COMPLETION, headers={"traceparent": header}
+        )
+        request = await submitted(worker, answer)
+        assert request.trace_parent == (header if passed else "")
