@@ -1,11 +1,13 @@
-"""Records of the index as bytes: msgpack with a schema version in front.
+"""Records of the index as bytes, a schema version in front of each.
 
-Owns the two records that other processes read: WorkerInfo and WorkerLoad. A record of another version, or one whose
-content makes no sense, decodes to a named error and never to a guess; who reads records ignores and counts it.
+Owns the two records that other processes read: WorkerInfo (msgpack) and WorkerLoad (JSON, because it travels as text
+inside the answer to a match). A record of another version, or one whose content makes no sense, decodes to a named
+error and never to a guess; who reads records ignores and counts it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -34,33 +36,29 @@ def encode_worker_info(info: WorkerInfo) -> bytes:
 
 def decode_worker_info(data: bytes) -> WorkerInfo:
     """The worker of a record. Raises UnknownSchema or UndecodableRecord."""
-    return _decode(data, WorkerInfo)
+    return _decode(data, WorkerInfo, msgspec.msgpack.decode)
 
 
 def encode_worker_load(load: WorkerLoad) -> bytes:
     """The record of a load."""
-    return msgspec.msgpack.encode((SCHEMA_VERSION, load))
+    return msgspec.json.encode((SCHEMA_VERSION, load))
 
 
-def decode_worker_load(data: bytes) -> WorkerLoad:
+def decode_worker_load(data: bytes | str) -> WorkerLoad:
     """The load of a record. Raises UnknownSchema or UndecodableRecord."""
-    return _decode(data, WorkerLoad)
+    return _decode(data, WorkerLoad, msgspec.json.decode)
 
 
-def _decode(data: bytes, kind: type[_Value]) -> _Value:
+def _decode(data: bytes | str, kind: type[_Value], parse: Callable[..., Any]) -> _Value:
     # The version is read alone first: a future record need not have a body that we could parse.
     try:
-        parts = msgspec.msgpack.decode(data, type=list[msgspec.Raw])
-        version, body = msgspec.msgpack.decode(parts[0], type=int), parts[1]
-    except (msgspec.MsgspecError, IndexError) as error:
-        raise UndecodableRecord(f"index record: no schema version in front ({error})") from error
-    if version != SCHEMA_VERSION:
-        raise UnknownSchema(f"index record: schema version {version} is not {SCHEMA_VERSION}")
-    return _decode_body(body, kind)
-
-
-def _decode_body(body: Any, kind: type[_Value]) -> _Value:
-    try:
-        return msgspec.msgpack.decode(body, type=kind)
-    except (msgspec.MsgspecError, ServeError) as error:
+        parts = parse(data, type=list[msgspec.Raw])
+        version = parse(parts[0], type=int)
+        if version != SCHEMA_VERSION:
+            raise UnknownSchema(f"index record: schema version {version} is not {SCHEMA_VERSION}")
+        value: _Value = parse(parts[1], type=kind)
+        return value
+    except UnknownSchema:
+        raise
+    except (msgspec.MsgspecError, IndexError, ServeError) as error:
         raise UndecodableRecord(f"index record: not a {kind.__name__} ({error})") from error

@@ -151,7 +151,9 @@ class EventPublisher:
                 return
             verify_s = None if self._is_paused else self._config.verify_interval_ms / 1000
             try:
-                await asyncio.wait_for(self._wake.wait(), verify_s)
+                # Not wait_for: before Python 3.12 it can lose a cancellation that meets the timeout.
+                async with asyncio.timeout(verify_s):
+                    await self._wake.wait()
             except TimeoutError:
                 return
 

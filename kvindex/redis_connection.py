@@ -9,6 +9,7 @@ call closes its connection, so that its late reply cannot become another call's 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
@@ -51,7 +52,10 @@ class RedisConnection:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._client.aclose()
+        with contextlib.suppress(TimeoutError, RedisError, OSError):
+            async with asyncio.timeout(self._timeout_s):
+                await self._client.aclose()
+        await asyncio.sleep(0)  # connections of abandoned calls end in the loop's next round
 
     async def _evaluate(
         self, script: Script, registry_key: str, arguments: Sequence[Argument]
@@ -92,7 +96,11 @@ def _make_client(config: IndexConfig) -> Redis:
         pool = BlockingConnectionPool.from_url(
             config.redis_url,
             max_connections=config.max_connections,
-            timeout=None,  # waiting for a connection counts under the call's own limit
+            # The call's own limit covers all of these. (With a socket timeout redis-py sends through wait_for, which
+            # before Python 3.12 can lose a cancellation.)
+            timeout=None,
+            socket_timeout=None,
+            socket_connect_timeout=None,
             # A connection that died while idle shows only when used: one more try takes a fresh one. All scripts may
             # run twice.
             retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),

@@ -17,6 +17,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from core.block_hash import BlockHash
 from core.errors import ServeError
 from core.events import CacheEvent, Tier
@@ -146,7 +148,8 @@ class RedisIndex:
         for seed, chain in chains.items():
             arguments += [seed, b"".join(chain)]
         answers = await self._on_all_shards("match", lambda shard: arguments)
-        matches = [self._read_match(row) for rows in answers for row in rows]
+        rows = [row for packed in answers for row in _match_rows.decode(packed)]
+        matches = [self._read_match(row) for row in rows]
         return sorted((m for m in matches if m is not None), key=lambda match: match.worker_id)
 
     async def reserve(self, *reservations: Reservation) -> None:
@@ -208,27 +211,27 @@ class RedisIndex:
         return await asyncio.gather(*(self._run(name, s, arguments_of(s)) for s in shards))
 
     def _read_state(self, row: list[Any]) -> WorkerState | None:
-        *head, record = row
+        _, _, load_record, *numbers, record = row
         try:
-            return WorkerState(decode_worker_info(record), _read_report(head))
+            return WorkerState(decode_worker_info(record), _read_report(load_record, *numbers))
         except ServeError as error:
             self._count_ignored(error)
             return None
 
-    def _read_match(self, row: list[Any]) -> WorkerMatch | None:
-        *head, device_blocks, local_blocks, is_chain_known = row
+    def _read_match(self, row: _MatchRow) -> WorkerMatch | None:
+        worker_id, epoch, load_record, *numbers, device_blocks, local_blocks, is_chain_known = row
         try:
-            report = _read_report(head)
+            report = _read_report(load_record, *numbers)
         except ServeError as error:
             self._count_ignored(error)
             return None
         return WorkerMatch(
-            worker_id=WorkerId(head[0].decode()),
-            epoch=Epoch(int(head[1])),
-            device_blocks=device_blocks,
-            local_blocks=local_blocks,
-            is_chain_known=bool(is_chain_known),
-            report=report,
+            WorkerId(worker_id),
+            Epoch(int(epoch)),
+            device_blocks,
+            local_blocks,
+            bool(is_chain_known),
+            report,
         )
 
     def _count_ignored(self, error: ServeError) -> None:
@@ -238,16 +241,28 @@ class RedisIndex:
             self._counters.undecodable_total += 1
 
 
-def _read_report(head: list[Any]) -> WorkerReport:
-    """The report in a row as `lua/reports.lua` writes it. Raises UnknownSchema or UndecodableRecord."""
-    _, _, load_record, load_age_ms, reserved_tokens, num_reservations, last_event, index_age = head
+_MatchRow = tuple[str, str, str, int, int, int, int, int, int, int, int]
+"""A row of `lua/match.lua`: id, epoch, load record, the five numbers of a report, both lengths, chain known."""
+
+_match_rows = msgspec.msgpack.Decoder(list[_MatchRow])
+
+
+def _read_report(
+    load_record: bytes | str,
+    load_age_ms: int,
+    reserved_tokens: int,
+    num_reservations: int,
+    last_event: int,
+    index_age: int,
+) -> WorkerReport:
+    """The report in a row, as `lua/reports.lua` writes it. Raises UnknownSchema or UndecodableRecord."""
     return WorkerReport(
-        load=decode_worker_load(load_record),
-        load_age_ms=load_age_ms,
-        reserved_tokens=reserved_tokens,
-        num_reservations=num_reservations,
-        last_event_number=None if last_event < 0 else last_event,
-        index_age_ms=None if index_age < 0 else index_age,
+        decode_worker_load(load_record),
+        load_age_ms,
+        reserved_tokens,
+        num_reservations,
+        None if last_event < 0 else last_event,
+        None if index_age < 0 else index_age,
     )
 
 

@@ -12,6 +12,7 @@ candidate.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -156,10 +157,10 @@ class WorkerSession:
         interval_s = self._config.heartbeat_interval_ms / 1000
         least_s = min(_LEAST_REPORT_INTERVAL_S, interval_s)
         await asyncio.sleep(least_s)
-        try:
-            await asyncio.wait_for(self._report_now.wait(), interval_s - least_s)
-        except TimeoutError:
-            pass
+        with contextlib.suppress(TimeoutError):
+            # Not wait_for: before Python 3.12 it can lose a cancellation that meets the timeout.
+            async with asyncio.timeout(interval_s - least_s):
+                await self._report_now.wait()
 
     def _note_success(self) -> None:
         if not self.counters.is_connected:

@@ -14,7 +14,8 @@
 --
 -- Milliseconds and event numbers stay below 2^53; epochs do not, so they are compared as text.
 local P = string.sub(KEYS[1], 1, -8)
-local clock = redis.call('TIME')
+local call, band, bor, bnot = redis.call, bit.band, bit.bor, bit.bnot
+local clock = call('TIME')
 local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
 local function worker_key(id) return P .. 'worker:' .. id end
@@ -24,6 +25,6 @@ local function number(n) return string.format('%.0f', n) end
 
 -- Puts a worker on the registry until its lease ends; the registry itself goes with the last lease.
 local function enlist(id, lease_ms)
-  redis.call('ZADD', KEYS[1], number(now_ms + lease_ms), id)
-  redis.call('PEXPIRE', KEYS[1], math.max(lease_ms, redis.call('PTTL', KEYS[1])))
+  call('ZADD', KEYS[1], number(now_ms + lease_ms), id)
+  call('PEXPIRE', KEYS[1], math.max(lease_ms, call('PTTL', KEYS[1])))
 end

@@ -6,7 +6,7 @@ local id, epoch, first, count = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(AR
 local cleared = tonumber(ARGV[5])
 local HASH_BYTES, CHUNK, ALL_TIERS = 16, 500, 7
 
-local head = redis.call('HMGET', worker_key(id), 'epoch', 'seq', 'tiers')
+local head = call('HMGET', worker_key(id), 'epoch', 'seq', 'tiers')
 if not head[1] then return 'unknown_worker' end
 if head[1] ~= epoch then return 'stale_epoch' end
 local seq = tonumber(head[2] or '0')
@@ -16,26 +16,26 @@ local key = index_key(id, epoch)
 local tiers = tonumber(head[3] or '0')
 
 local function clear_all()
-  redis.call('UNLINK', key)
+  call('UNLINK', key)
   tiers = 0
 end
 
 local function clear_some()
   -- The rare case of a tier cleared while others keep their blocks: a walk over the whole hash.
-  local all = redis.call('HGETALL', key)
+  local all = call('HGETALL', key)
   for i = 1, #all, 2 do
-    local kept = bit.band(tonumber(all[i + 1]), bit.bnot(cleared))
-    if kept == 0 then redis.call('HDEL', key, all[i]) else redis.call('HSET', key, all[i], kept) end
+    local kept = band(tonumber(all[i + 1]), bnot(cleared))
+    if kept == 0 then call('HDEL', key, all[i]) else call('HSET', key, all[i], kept) end
   end
-  tiers = bit.band(tiers, bit.bnot(cleared))
+  tiers = band(tiers, bnot(cleared))
 end
 
 local function apply(set, dropped, fields)
-  local held = redis.call('HMGET', key, unpack(fields))
+  local held = call('HMGET', key, unpack(fields))
   local writes, deletes = {}, {}
   for i, field in ipairs(fields) do
     local before = tonumber(held[i] or '0')
-    local after = bit.bor(bit.band(before, bit.bnot(dropped)), set)
+    local after = bor(band(before, bnot(dropped)), set)
     if after == 0 then
       if before ~= 0 then deletes[#deletes + 1] = field end
     elseif after ~= before then
@@ -43,13 +43,13 @@ local function apply(set, dropped, fields)
       writes[#writes + 1] = after
     end
   end
-  if #writes > 0 then redis.call('HSET', key, unpack(writes)) end
-  if #deletes > 0 then redis.call('HDEL', key, unpack(deletes)) end
+  if #writes > 0 then call('HSET', key, unpack(writes)) end
+  if #deletes > 0 then call('HDEL', key, unpack(deletes)) end
 end
 
 if first + count - 1 > seq then
   if cleared ~= 0 then
-    if bit.band(tiers, bit.bnot(cleared)) == 0 then clear_all() else clear_some() end
+    if band(tiers, bnot(cleared)) == 0 then clear_all() else clear_some() end
   end
   for i = 6, #ARGV, 3 do
     local set, dropped, packed = tonumber(ARGV[i]), tonumber(ARGV[i + 1]), ARGV[i + 2]
@@ -62,10 +62,10 @@ if first + count - 1 > seq then
       end
     end
     if #fields > 0 then apply(set, dropped, fields) end
-    tiers = bit.bor(tiers, set)
+    tiers = bor(tiers, set)
   end
-  redis.call('PEXPIRE', key, math.max(1, redis.call('PTTL', worker_key(id))))
+  call('PEXPIRE', key, math.max(1, call('PTTL', worker_key(id))))
   seq = first + count - 1
 end
-redis.call('HSET', worker_key(id), 'seq', number(seq), 'seq_at', number(now_ms), 'tiers', tiers)
+call('HSET', worker_key(id), 'seq', number(seq), 'seq_at', number(now_ms), 'tiers', tiers)
 return 'applied'

@@ -4,25 +4,25 @@
 local id, epoch, sequence_number = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local staging, num_hashes, tiers = ARGV[4], tonumber(ARGV[5]), ARGV[6]
 
-local head = redis.call('HMGET', worker_key(id), 'epoch', 'seq')
+local head = call('HMGET', worker_key(id), 'epoch', 'seq')
 local answer = 'applied'
 if not head[1] then
   answer = 'unknown_worker'
 elseif head[1] ~= epoch then
   answer = 'stale_epoch'
-elseif sequence_number < tonumber(head[2] or '0') or redis.call('HLEN', staging) ~= num_hashes then
+elseif sequence_number < tonumber(head[2] or '0') or call('HLEN', staging) ~= num_hashes then
   answer = 'gap' -- late, or pieces of the snapshot were lost on the way
 end
 if answer ~= 'applied' then
-  redis.call('UNLINK', staging)
+  call('UNLINK', staging)
   return answer
 end
 
 local key = index_key(id, epoch)
-redis.call('UNLINK', key)
+call('UNLINK', key)
 if num_hashes > 0 then
-  redis.call('RENAME', staging, key)
-  redis.call('PEXPIRE', key, math.max(1, redis.call('PTTL', worker_key(id))))
+  call('RENAME', staging, key)
+  call('PEXPIRE', key, math.max(1, call('PTTL', worker_key(id))))
 end
-redis.call('HSET', worker_key(id), 'seq', number(sequence_number), 'seq_at', number(now_ms), 'tiers', tiers)
+call('HSET', worker_key(id), 'seq', number(sequence_number), 'seq_at', number(now_ms), 'tiers', tiers)
 return 'applied'

@@ -6,7 +6,7 @@ local function report(id, head)
   local epoch, load_record, load_at, seq, seq_at = head[1], head[2], head[3], head[4], head[5]
   if not epoch or not load_record then return nil end
   local tokens, count = 0, 0
-  for _, reservation in ipairs(redis.call('HVALS', reservations_key(id))) do
+  for _, reservation in ipairs(call('HVALS', reservations_key(id))) do
     local ends_at, num_tokens = string.match(reservation, '^(%d+) (%d+)')
     if tonumber(ends_at) > now_ms then
       tokens = tokens + tonumber(num_tokens)
@@ -19,5 +19,5 @@ local function report(id, head)
 end
 
 local function live_workers()
-  return redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. number(now_ms), '+inf')
+  return call('ZRANGEBYSCORE', KEYS[1], '(' .. number(now_ms), '+inf')
 end

@@ -6,11 +6,11 @@ for i = 3, #ARGV, 2 do
     writes[#writes + 1] = string.sub(packed, at, at + HASH_BYTES - 1)
     writes[#writes + 1] = tiers
     if #writes == 2 * CHUNK then
-      redis.call('HSET', key, unpack(writes))
+      call('HSET', key, unpack(writes))
       writes = {}
     end
   end
-  if #writes > 0 then redis.call('HSET', key, unpack(writes)) end
+  if #writes > 0 then call('HSET', key, unpack(writes)) end
 end
-redis.call('PEXPIRE', key, ARGV[2])
+call('PEXPIRE', key, ARGV[2])
 return redis.status_reply('OK')

@@ -2,11 +2,11 @@
 -- its record.
 local ignored = 0
 for _, registry in ipairs(ARGV) do
-  ignored = ignored + redis.call('ZCOUNT', registry, '(' .. number(now_ms), '+inf')
+  ignored = ignored + call('ZCOUNT', registry, '(' .. number(now_ms), '+inf')
 end
 local answer = {ignored}
 for _, id in ipairs(live_workers()) do
-  local head = redis.call('HMGET', worker_key(id), 'epoch', 'load', 'load_at', 'seq', 'seq_at', 'record')
+  local head = call('HMGET', worker_key(id), 'epoch', 'load', 'load_at', 'seq', 'seq_at', 'record')
   local row = report(id, head)
   if row then
     row[#row + 1] = head[6]

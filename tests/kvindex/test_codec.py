@@ -26,6 +26,8 @@ def test_a_worker_and_a_load_survive() -> None:
 
 
 def test_another_version_is_named_whatever_its_body() -> None:
+    with pytest.raises(UnknownSchema, match="schema version 9"):
+        decode_worker_load(b'[9, "new words"]')
     for body in [[SCHEMA_VERSION + 1, "anything", {}], [SCHEMA_VERSION + 1, 7], [0, None]]:
         with pytest.raises(UnknownSchema, match="schema version"):
             decode_worker_info(msgspec.msgpack.encode(body))

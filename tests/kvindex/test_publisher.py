@@ -361,6 +361,21 @@ async def test_leaving_takes_the_worker_out_and_survives_an_absent_index() -> No
     await session.leave()
 
 
+async def test_a_cancelled_session_always_ends() -> None:
+    """Also when the cancellation meets the very moment at which a wait runs out."""
+    config = IndexConfig(
+        heartbeat_interval_ms=1, publish_interval_ms=1, verify_interval_ms=1, lease_ms=1_000
+    )
+    for number in range(150):
+        index, cache = TroubledIndex(), FakeCache()
+        session = WorkerSession(index, create_worker(), WorkerLoad, cache.take_snapshot, config)
+        task = asyncio.create_task(session.run())
+        await asyncio.sleep(0.002 + number % 10 * 0.0003)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=2)
+        assert done, "the session went on after it was cancelled"
+
+
 async def test_the_queue_keeps_hashes_only() -> None:
     index, cache, chain = TroubledIndex(), FakeCache(), create_chain(2)
     index.is_away = True

@@ -181,7 +181,7 @@ async def test_records_of_another_version_are_ignored_and_counted(valkey: Valkey
         for name, field, content in [
             ("newer", "record", msgspec.msgpack.encode([SCHEMA_VERSION + 1, "new words"])),
             ("broken", "record", b"\xc1"),
-            ("newer-load", "load", msgspec.msgpack.encode([SCHEMA_VERSION + 1, 5, 6])),
+            ("newer-load", "load", msgspec.json.encode([SCHEMA_VERSION + 1, 5, 6])),
         ]:
             await join(index, create_worker(name))
             await command(valkey, "HSET", f"{index._prefix(0)}worker:{name}", field, content)
@@ -259,7 +259,7 @@ async def test_an_absent_server_is_one_kind_of_failure() -> None:
 
 
 async def test_a_hung_server_costs_one_time_limit_and_then_nothing() -> None:
-    config = replace(CONFIG, command_timeout_ms=100, retry_interval_ms=300)
+    config = replace(CONFIG, command_timeout_ms=100, retry_interval_ms=20_000)
     with running_valkey() as server:
         async with connected(server, config) as index:
             await join(index, create_worker())
@@ -272,9 +272,9 @@ async def test_a_hung_server_costs_one_time_limit_and_then_nothing() -> None:
             for _ in range(100):
                 with pytest.raises(IndexUnavailable, match="not asked"):
                     await index.match({})
-            assert time.monotonic() - started_s < 0.09
+            assert time.monotonic() - started_s < 5.0  # and not 100 times the limit
             server.resume()
-            await asyncio.sleep(0.35)
+            await index.ping()  # tries at once, whatever failed before
             assert len(await index.match({})) == 1
             assert index.is_up is True
 
