@@ -6,7 +6,6 @@ set, so that a split, preempted or migrated run draws the same random numbers.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from core.errors import InvalidRequest
@@ -14,6 +13,8 @@ from core.ids import RequestId
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
+REPETITION_PENALTY_RANGE = (1e-6, 1e6)
+"""Beyond it a float32 logit could leave the finite numbers."""
 MAX_TEMPERATURE = 2.0
 MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
@@ -35,7 +36,8 @@ class SamplingParams:
     top_p: kept probability mass, in (0, 1].
     min_p: least probability relative to the most probable token, in [0, 1].
     presence_penalty, frequency_penalty: subtracted for tokens already in the output, in [-2, 2].
-    repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output, > 0.
+    repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output,
+        within REPETITION_PENALTY_RANGE.
     max_tokens: most output tokens a choice, at least 1.
     min_tokens: least output tokens before an end or stop token may be chosen.
     stop_token_ids: tokens that end the sequence, beside the model's own end tokens.
@@ -79,9 +81,7 @@ class SamplingParams:
         _check_range("min_p", self.min_p, 0.0, 1.0)
         _check_range("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
         _check_range("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
-        if not 0.0 < self.repetition_penalty < math.inf:
-            message = f"repetition_penalty must be greater than 0, got {self.repetition_penalty}"
-            raise InvalidRequest(message, param="repetition_penalty")
+        _check_range("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTY_RANGE)
 
     def _check_token_ids(self) -> None:
         """Ids that index logits: a negative one would count from the end of the vocabulary."""

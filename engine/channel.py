@@ -78,11 +78,11 @@ class FrontReader:
         self._thread.start()
 
     def _run(self) -> None:
-        while head := self._file.read(_LENGTH.size):
-            if len(head) < _LENGTH.size:
-                break
-            self._inbox.post(self._decoder.decode(self._file.read(_LENGTH.unpack(head)[0])))
-        self._on_end()
+        try:
+            while len(head := self._file.read(_LENGTH.size)) == _LENGTH.size:
+                self._inbox.post(self._decoder.decode(self._file.read(_LENGTH.unpack(head)[0])))
+        finally:
+            self._on_end()  # also after a message that cannot be read: an engine must not run on deaf
 
 
 def monotonic_ms() -> float:

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
-from core.errors import ServeError
+from core.errors import ServeError, WorkerLostError
 from core.ids import RequestId
 from core.kv_identity import KVIdentity
 from core.kv_layout import KVLayout
@@ -32,6 +32,7 @@ from engine.messages import (
     PrefillLost,
     PrefillRenewed,
     PrefillRoom,
+    RefusePrefill,
     ResetPrefixCache,
     Shutdown,
     SnapshotTaken,
@@ -137,9 +138,9 @@ class EngineCore:
                 return
 
     def turn(self, wait_s: float = 0.0) -> bool:
-        """One look into the inbox and at most one step; whether a step ran.
+        """One look into the inbox and at most one step; whether another turn may find more to do at once.
 
-        wait_s: how long to wait for the inbox. When no step could run, nothing changes until something arrives.
+        wait_s: how long to wait for the inbox.
         """
         for item in self._inbox.drain(wait_s):
             self.handle(item)
@@ -172,13 +173,14 @@ class EngineCore:
         timeline = self._outbox.open(request.id, request.sampling.n)
         try:
             if self._stop_at_ms is not None:
-                raise ServeError("the worker is shutting down")
+                raise WorkerLostError("the worker is shutting down")
             sequences = start_sequences(request)
             if request.deadline_ms is not None:
                 due_ms = monotonic_ms() + request.deadline_ms
                 heapq.heappush(self._deadlines, (due_ms, request.id))
             self._start(sequences, message.prefill_candidates, timeline)
         except ServeError as error:
+            self._scheduler.abort(request.id)  # choices that were taken before one was refused
             self._outbox.fail(request.id, error)
 
     def _start(self, sequences: list[Sequence], candidates: list[str], timeline: Timeline) -> None:
@@ -191,7 +193,13 @@ class EngineCore:
                 self._outbox.add(end)
 
     def _add_prefill(self, message: AddPrefill) -> None:
-        self._prefill_side.add(message, start_sequences(message.request)[0])
+        key = (message.session_id, message.attempt)
+        try:
+            if self._stop_at_ms is not None:
+                raise WorkerLostError("the worker is shutting down")
+            self._prefill_side.add(message, start_sequences(message.request)[0])
+        except ServeError as error:
+            self._send(RefusePrefill(*key, type(error).__name__, error.message))
 
     def _abort(self, request_id: RequestId) -> None:
         """Frees at once; unknown and finished requests are ignored."""
@@ -215,7 +223,7 @@ class EngineCore:
         output = self._scheduler.schedule()
         self._prefill_side.announce_next()
         if not output.items:
-            return False
+            return bool(output.preempted)  # whoever gave way may be what the next plan runs
         for item in output.items:
             self._outbox.mark_scheduled(item.sequence.request.id)
         logits = self._forward(output)

@@ -37,6 +37,11 @@ class Coverage:
         """Whether every needed slot of every layer is there."""
         return self._num_lacking == 0
 
+    def is_block_whole(self, group: int, position: int) -> bool:
+        """Whether every needed slot of every layer of one block is there."""
+        covered = self._covered.get((group, position))
+        return covered is not None and min(covered) >= self._needed[group][position]
+
     def lacking_layers(
         self, group: int, position: int, first_layer: int, num_layers: int, valid_slots: int
     ) -> list[tuple[int, int]]:

@@ -20,7 +20,8 @@ class RunAdmitted:
     """D: layers `[first_layer, first_layer + num_layers)` of one block are in the pool, whole and
     verified.
 
-    The first one of a block is the moment for `BlockLife.begin_fill`.
+    The first one of a block is the moment for `BlockLife.begin_fill`. is_block_whole: with this run,
+    every needed slot of every layer of the block has arrived.
     """
 
     session: SessionId
@@ -29,6 +30,7 @@ class RunAdmitted:
     position: int
     first_layer: int
     num_layers: int
+    is_block_whole: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ GRANTED   what D holds is pinned, the rest reserved, and KV may arrive
 from __future__ import annotations
 
 import secrets
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -41,7 +41,7 @@ class Arrival:
     num_pinned_blocks: leading blocks that D held itself when it granted.
     is_covered: whether every byte has arrived and is verified.
     has_first_tokens: whether any attempt has brought the first tokens; they are relayed once.
-    covered_layers: for each position, how many of its layers (over all groups) have arrived and are verified.
+    whole_blocks: (group, position) of blocks that have arrived whole in this attempt.
     last_sign_ms: when P was last heard of, for the attempt's timeout.
     """
 
@@ -57,7 +57,7 @@ class Arrival:
     num_pinned_blocks: int = 0
     is_covered: bool = False
     has_first_tokens: bool = False
-    covered_layers: Counter[int] = field(default_factory=Counter)
+    whole_blocks: set[tuple[int, int]] = field(default_factory=set)
     last_sign_ms: float = 0.0
 
     def begin_attempt(self) -> None:
@@ -69,7 +69,7 @@ class Arrival:
         self.permit = None
         self.num_pinned_blocks = 0
         self.is_covered = False
-        self.covered_layers.clear()
+        self.whole_blocks.clear()
         self.note_sign()
 
     def note_sign(self) -> None:
@@ -78,14 +78,15 @@ class Arrival:
 
     def note_run(self, event: RunAdmitted) -> None:
         """More layers of one block are in the pool and verified."""
-        self.covered_layers[event.position] += event.num_layers
+        if event.is_block_whole:
+            self.whole_blocks.add((event.group, event.position))
         self.note_sign()
 
     def num_verified_blocks(self, layout: KVLayout) -> int:
         """Leading full blocks of the prompt that are whole: pinned here, or arrived in every layer."""
-        num_layers = sum(len(group.layers) for group in layout.groups)
+        groups = range(len(layout.groups))
         num_full = self.sequence.num_prompt_tokens // layout.block_size
         position = self.num_pinned_blocks
-        while position < num_full and self.covered_layers[position] == num_layers:
+        while position < num_full and all((g, position) in self.whole_blocks for g in groups):
             position += 1
         return position

@@ -21,6 +21,7 @@ from engine.config import EngineConfig
 from engine.kvcache.block_pool import BlockPool
 from engine.messages import (
     CallPrefill,
+    ChoiceOutput,
     DeclinePrefill,
     EndPrefill,
     GrantPrefill,
@@ -86,10 +87,10 @@ class DecodeSide:
 
     def start(self, sequence: Sequence, candidates: Iterable[str], timeline: Timeline) -> None:
         """Take a new sequence and ask the first of its prefill candidates."""
+        self._scheduler.add_arriving(sequence)  # refuses what can never be admitted
         arrival = Arrival(sequence, deque(candidates), timeline)
         self._arrivals[arrival.session] = arrival
         self._of_request[sequence.request.id] = arrival
-        self._scheduler.add_arriving(sequence)
         self._call_next(arrival)
 
     def announced(self, message: PrefillAnnounced) -> None:
@@ -99,7 +100,7 @@ class DecodeSide:
             return
         arrival.note_sign()
         arrival.timeline.mark("announced")
-        if self._has_room(arrival) and self._reserve(arrival):
+        if self._is_next(arrival) and self._has_room(arrival) and self._reserve(arrival):
             self._grant(arrival)
         else:
             arrival.state = ArrivalState.DECLINED
@@ -113,8 +114,14 @@ class DecodeSide:
         arrival.note_sign()
         arrival.timeline.mark_first("first_token")
         if not arrival.has_first_tokens:
+            tokens = self._first_tokens(arrival.sequence, message)
+            if tokens is None:
+                self._attempt_failed(arrival, tell_prefill=True)
+                return
             arrival.has_first_tokens = True
-            tokens = _first_tokens(message)
+            arrival.sequence.num_cached_tokens = max(
+                arrival.sequence.num_cached_tokens, message.num_cached_tokens
+            )
             self._relay(self._scheduler.accept_first_tokens(arrival.sequence, tokens))
         if arrival.sequence.is_finished:
             self._close(arrival, completed=False)
@@ -200,6 +207,15 @@ class DecodeSide:
                 lease_remaining_ms=self._config.session_lease_ms,
             )
         )
+
+    def _is_next(self, arrival: Arrival) -> bool:
+        """Whether no earlier session waits for room: a large one must not starve behind small ones."""
+        for other in self._arrivals.values():
+            if other is arrival:
+                return True
+            if other.state is ArrivalState.DECLINED:
+                return False
+        return True
 
     def _has_room(self, arrival: Arrival) -> bool:
         """Free blocks, and the cap on those of sequences that do not decode yet, which one alone may exceed."""
@@ -288,6 +304,18 @@ class DecodeSide:
         self._forget(arrival)
         self._scheduler.abort(arrival.sequence.request.id)
 
+    def _first_tokens(
+        self, sequence: Sequence, message: PrefillAnswered
+    ) -> list[SampledToken] | None:
+        """P's tokens in order of choice; None when they are not one possible token a choice."""
+        outputs = sorted(message.first_outputs, key=lambda output: output.choice)
+        if [output.choice for output in outputs] != list(range(sequence.num_choices)):
+            return None
+        vocab_size = self._scheduler.config.vocab_size
+        if not all(len(o.token_ids) == 1 and 0 <= o.token_ids[0] < vocab_size for o in outputs):
+            return None
+        return [_as_sampled(output) for output in outputs]
+
     def _end_writing(self, arrival: Arrival) -> None:
         """From here on nobody writes for this attempt: only then may its blocks be freed or decoded into."""
         self._receiver.forget(arrival.session, arrival.attempt)
@@ -300,12 +328,7 @@ class DecodeSide:
         del self._of_request[arrival.sequence.request.id]
 
 
-def _first_tokens(message: PrefillAnswered) -> list[SampledToken]:
-    """P's tokens, one a choice, as our own sampler would have given them."""
-    return [
-        SampledToken(
-            output.token_ids[0],
-            Logprobs(*msgspec.structs.astuple(output.logprobs[0])) if output.logprobs else None,
-        )
-        for output in sorted(message.first_outputs, key=lambda output: output.choice)
-    ]
+def _as_sampled(output: ChoiceOutput) -> SampledToken:
+    """P's token as our own sampler would have given it."""
+    logprobs = Logprobs(*msgspec.structs.astuple(output.logprobs[0])) if output.logprobs else None
+    return SampledToken(output.token_ids[0], logprobs)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from core.errors import LayoutMismatch, ServeError
+from core.errors import LayoutMismatch, ServeError, TransferError
 from core.kv_identity import KVIdentity, identity_differences
 from core.kv_layout import KVLayout
 from engine.channel import monotonic_ms
@@ -39,7 +39,7 @@ from engine.scheduler.scheduler import Scheduler
 from engine.sequence import Sequence
 from kvtransfer.events import SendFailed, SessionDrained
 from kvtransfer.plan import build_plan
-from kvtransfer.session import SendSession, SessionKey, SourceBlock
+from kvtransfer.session import SECRET_BYTES, SendSession, SessionKey, SourceBlock
 from kvtransfer.transports.base import Sender
 
 
@@ -103,13 +103,9 @@ class PrefillSide:
     # ---- from the front
 
     def add(self, message: AddPrefill, sequence: Sequence) -> None:
-        """Queue a session, or refuse it with both sides' values named."""
-        try:
-            address = self._check(message)
-            self._scheduler.add_session(sequence)
-        except ServeError as error:
-            self._refuse((message.session_id, message.attempt), error)
-            return
+        """Queue a session; raises the ServeError that refuses it, with both sides' values named."""
+        address = self._check(message)
+        self._scheduler.add_session(sequence)
         session = PrefillSession(
             key=(message.session_id, message.attempt),
             sequence=sequence,
@@ -124,6 +120,10 @@ class PrefillSide:
         """D has reserved: blocks that are here already leave at once, the rest as they are computed."""
         session = self._sessions.get((message.session_id, message.attempt))
         if session is None or session.state is not SessionState.ANNOUNCED:
+            return
+        if len(message.first_missing_block) != len(self._layout.groups):
+            found, wanted = len(message.first_missing_block), len(self._layout.groups)
+            self._fail(session.key, TransferError(f"grant names {found} groups, not {wanted}"))
             return
         session.state = SessionState.GRANTED
         session.first_missing = tuple(message.first_missing_block)
@@ -224,6 +224,13 @@ class PrefillSide:
 
     def _check(self, message: AddPrefill) -> str:
         """The address to push to; raises LayoutMismatch when no KV may or can be exchanged."""
+        if (message.session_id, message.attempt) in self._sessions:
+            raise TransferError(f"session {message.session_id}: attempt {message.attempt} is open")
+        if len(message.session_secret) != SECRET_BYTES:
+            found = len(message.session_secret)
+            raise TransferError(f"session secret has {found} bytes, not {SECRET_BYTES}")
+        if any(message.request.output_token_ids):
+            raise TransferError("a session's request has output tokens already")
         if differences := identity_differences(self._identity, message.identity):
             raise LayoutMismatch("KV identity differs: " + "; ".join(differences))
         build_plan(self._layout, message.layout)

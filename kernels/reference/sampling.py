@@ -56,8 +56,11 @@ def allow_only(row: Tensor, token_ids: Tensor) -> None:
 
 
 def ban(row: Tensor, token_ids: Tensor) -> None:
-    """Make ids [n] of a row [vocab] impossible."""
+    """Make ids [n] of a row [vocab] impossible; a ban on every id that is left bans none."""
+    kept = row.clone()
     row[token_ids] = _BANNED
+    if bool((row == _BANNED).all()):
+        row.copy_(kept)
 
 
 def add_bias(row: Tensor, token_ids: Tensor, bias: Tensor) -> None:

@@ -241,7 +241,10 @@ class Intake:
         self.counters.admitted_runs_total += 1
         session, attempt = header.key
         _, group, position, first_layer, num_layers = header[2:7]
-        self._post(RunAdmitted(session, attempt, group, position, first_layer, num_layers))
+        is_whole = live.coverage.is_block_whole(group, position)
+        self._post(
+            RunAdmitted(session, attempt, group, position, first_layer, num_layers, is_whole)
+        )
         if live.coverage.is_complete:
             self._post(SessionComplete(session, attempt))
 

@@ -72,16 +72,16 @@ class PrefillSessions:
         except ServeError as error:
             yield refused_frame(error)
             return
-        yield pb.PrefillFrame(
-            accepted=pb.PrefillAccepted(
-                prefill_worker_id=info.id,
-                prefill_worker_epoch=info.epoch,
-                layout=encode_layout(info.layout),
-            )
-        )
         outbox = self._outboxes[key]
         reasons: list[str] = []
         try:
+            yield pb.PrefillFrame(
+                accepted=pb.PrefillAccepted(
+                    prefill_worker_id=info.id,
+                    prefill_worker_epoch=info.epoch,
+                    layout=encode_layout(info.layout),
+                )
+            )
             async with background(self._read(key, frames, outbox, reasons)):
                 while (frame := await outbox.get()) is not None:
                     yield frame

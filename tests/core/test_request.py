@@ -48,7 +48,7 @@ REFUSED = {
     "min_p": [-0.1, 1.1, math.nan],
     "presence_penalty": [-2.1, 2.1, math.nan],
     "frequency_penalty": [-2.1, 2.1, math.nan],
-    "repetition_penalty": [0.0, -1.0, math.inf, math.nan],
+    "repetition_penalty": [0.0, -1.0, 1e-38, 1e7, math.inf, math.nan],
     "max_tokens": [0, -1, 2**32],
     "min_tokens": [-1, 17],  # max_tokens is 16
     "stop_token_ids": [(-1,), (2**32,)],

@@ -18,7 +18,7 @@ from core.ids import SessionId
 from core.kv_layout import KVLayout
 from kvtransfer.config import TransferConfig
 from kvtransfer.counters import TransferCounters
-from kvtransfer.events import PostEvent, SessionDrained
+from kvtransfer.events import PostEvent, SendFailed, SessionDrained
 from kvtransfer.session import SendSession, SessionKey, SourceBlock
 from kvtransfer.transports.outbox import Outbox
 from kvtransfer.transports.tcp.outbound import OutboundLink
@@ -70,7 +70,8 @@ class TcpSender:
         """See `Sender.open`."""
         assert session.key not in self._open_keys, f"session {session.key} is open already"
         self._open_keys.add(session.key)
-        self._command(partial(self._take_open, session))
+        if not self._command(partial(self._take_open, session)):
+            self._post(SendFailed(*session.key, TransferError("the sender has ended")))
 
     def push(
         self,

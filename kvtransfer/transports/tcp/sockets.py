@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 
 from core.errors import TransferError
@@ -25,8 +26,8 @@ def start_connect(address: str) -> socket.socket:
     """A non-blocking socket on its way to a numeric address."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    if not port.isdigit() or not host:
-        raise TransferError(f"data address: {address!r} is not host:port")
+    if not (_is_numeric(host) and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise TransferError(f"data address: {address!r} is not a numeric host and a port")
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         tune(sock)
@@ -37,6 +38,15 @@ def start_connect(address: str) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _is_numeric(host: str) -> bool:
+    """Whether a host is an address: a name would have to be resolved, which blocks."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def tune(sock: socket.socket) -> None:

@@ -36,7 +36,7 @@ class SamplingBody(Body):
     model: str | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = 0.0
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = 0.0
-    repetition_penalty: Annotated[Number, Field(gt=0)] | None = None
+    repetition_penalty: Annotated[Number, Field(ge=1e-6, le=1e6)] | None = None
     logit_bias: dict[str, Number] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = 1
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None

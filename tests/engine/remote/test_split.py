@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
-from core.request import Request
 from engine.messages import (
-    AddRequest,
     AnnouncePrefill,
     CallPrefill,
     DeclinePrefill,
@@ -22,56 +17,12 @@ from engine.messages import (
 )
 from tests.support.engines import (
     BLOCK_SIZE,
-    EngineHarness,
-    Wire,
     abort,
     make_request,
     run_alone,
     turn_until,
 )
-from tests.support.tiny_model import VOCAB_SIZE
-
-
-def random_prompt(length: int, seed: int = 0) -> list[int]:
-    return [random.Random(seed * 1000 + i).randrange(VOCAB_SIZE) for i in range(length)]
-
-
-@contextmanager
-def split_pair(
-    *addresses: str, prefill: dict[str, Any] | None = None, **decode: Any
-) -> Iterator[Wire]:
-    """A decode engine and a prefill engine for each address."""
-    engines = {address: EngineHarness(**(prefill or {})) for address in addresses or ("p1",)}
-    wire = Wire(EngineHarness(**decode), engines)
-    try:
-        yield wire
-    finally:
-        for engine in [wire.decode, *wire.prefill.values()]:
-            engine.close()
-
-
-def submit(wire: Wire, request: Request, *candidates: str) -> None:
-    wire.decode.inbox.post(AddRequest(request, list(candidates)))
-
-
-def run_to_end(wire: Wire, *requests: Request) -> None:
-    """Turn until every choice has ended, then until nothing is held anywhere."""
-
-    def ended() -> bool:
-        reasons = [wire.decode.finish_reasons(r.id) for r in requests]
-        return all(len(x) == r.sampling.n for x, r in zip(reasons, requests, strict=True))
-
-    turn_until(ended, wire, wire.decode, *wire.prefill.values())
-    settle(wire)
-
-
-def settle(wire: Wire) -> None:
-    engines = [wire.decode, *wire.prefill.values()]
-    turn_until(lambda: all(engine.is_idle() for engine in engines), wire, *engines)
-
-
-def answer(wire: Wire, request: Request) -> list[list[int]]:
-    return [wire.decode.tokens(request.id, choice) for choice in range(request.sampling.n)]
+from tests.support.scenes import answer, random_prompt, run_to_end, settle, split_pair, submit
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 100, 161])
@@ -268,7 +219,6 @@ def test_random_mixes_of_requests_aborts_and_losses_end_right(seed: int) -> None
     ]
     aborted: set[str] = set()
     with split_pair("p1", "p2", num_blocks=40, prefill={"num_blocks": 30}) as wire:
-        engines = list(wire.prefill.values())
         for index, request in enumerate(requests):
             submit(wire, request, *chance.sample(["p1", "p2"], chance.randrange(3)))
             for _ in range(chance.randrange(8)):
@@ -283,7 +233,6 @@ def test_random_mixes_of_requests_aborts_and_losses_end_right(seed: int) -> None
         for name in aborted:
             abort(wire.decode, name)
         run_to_end(wire, *requests)
-        assert engines
         for request in requests:
             if "abort" not in wire.decode.finish_reasons(request.id).values():
                 assert answer(wire, request) == run_alone(request), request
