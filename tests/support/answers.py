@@ -26,9 +26,10 @@ class Answer(NamedTuple):
     cached_tokens: int
 
 
-def mtbench_prompts(count: int) -> list[str]:
-    """First turns of MT-bench."""
-    lines = QUESTIONS.read_text().splitlines()[:count]
+def mtbench_prompts(count: int, start: int = 0) -> list[str]:
+    """First turns of MT-bench questions `[start, start + count)`, of 80."""
+    lines = QUESTIONS.read_text().splitlines()[start : start + count]
+    assert len(lines) == count
     return [json.loads(line)["turns"][0] for line in lines]
 
 

@@ -32,11 +32,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until(done: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    """Poll until `done`, or fail saying what did not come."""
+def wait_until(
+    done: Callable[[], bool],
+    what: str,
+    timeout_s: float = 60.0,
+    state: Callable[[], str] = str,
+) -> None:
+    """Poll until `done`, or fail saying what did not come and how things stand."""
     deadline = time.monotonic() + timeout_s
     while not done():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what} {state()}"
         time.sleep(0.02)
 
 
@@ -145,8 +150,9 @@ class Cluster:
         """Wait until no worker holds or awaits anything."""
         wait_until(
             lambda: all(not busy_gauges(worker) for worker in self.workers.values()),
-            f"all gauges idle, still busy: {[busy_gauges(w) for w in self.workers.values()]}",
+            "all gauges idle",
             30.0,
+            lambda: str({name: busy_gauges(worker) for name, worker in self.workers.items()}),
         )
 
 
