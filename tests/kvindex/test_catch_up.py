@@ -28,7 +28,7 @@ def quick(server: ValkeyServer, *, max_queued_hashes: int = 131_072) -> IndexCon
         redis_url=server.url,
         command_timeout_ms=500,
         retry_interval_ms=20,
-        lease_ms=2_000,
+        lease_ms=60_000,
         heartbeat_interval_ms=50,
         publish_interval_ms=1,
         verify_interval_ms=100,
@@ -53,7 +53,7 @@ async def member(
         await index.close()
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - what is awaited are plain counters
             await asyncio.sleep(0.005)
@@ -74,7 +74,7 @@ def held_in_cache(cache: FakeCache) -> dict[bytes, int]:
 
 
 async def until_equal(server: ValkeyServer, worker: WorkerInfo, cache: FakeCache) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while await held_in_redis(server, worker) != held_in_cache(cache):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -203,7 +203,7 @@ async def test_a_reader_fails_while_the_server_is_away_and_sees_workers_again() 
             with pytest.raises(IndexUnavailable):
                 await reader.workers()
             server.restart()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while not await workers_or_none(reader):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert [s.info for s in await reader.workers()] == [worker]

@@ -21,7 +21,8 @@ from tests.support.index_values import (
 )
 
 LEASE_MS = 60_000
-SHORT_LEASE_MS = 60
+SLACK_MS = 30_000
+"""Real time that a busy machine may take between two calls of a test."""
 
 
 async def join(index: PrefixIndex, worker: WorkerInfo, load: WorkerLoad | None = None) -> None:
@@ -50,7 +51,7 @@ async def test_a_worker_is_listed_with_its_whole_record_and_load(backend: Backen
     [state] = await backend.index.workers()
     assert state.info == worker
     assert state.load == load
-    assert 0 <= state.age_ms < 1_000
+    assert 0 <= state.age_ms < SLACK_MS
 
 
 async def test_no_report_no_candidate(backend: Backend) -> None:
@@ -63,10 +64,10 @@ async def test_no_report_no_candidate(backend: Backend) -> None:
 
 async def test_a_lease_that_runs_out_takes_everything_with_it(backend: Backend) -> None:
     worker, chain = create_worker(), create_chain(3)
-    await backend.index.register(worker, SHORT_LEASE_MS)
-    await backend.index.heartbeat(worker.id, worker.epoch, WorkerLoad(), SHORT_LEASE_MS)
+    await backend.index.register(worker, LEASE_MS)
+    await backend.index.heartbeat(worker.id, worker.epoch, WorkerLoad(), LEASE_MS)
     await backend.index.publish(worker.id, worker.epoch, 1, [stored(chain)])
-    await backend.advance(SHORT_LEASE_MS)
+    await backend.advance(LEASE_MS)
     assert await backend.index.workers() == []
     assert await backend.index.match({ROOT.seed: chain}) == []
     assert not await backend.index.heartbeat(worker.id, worker.epoch, WorkerLoad(), LEASE_MS)
@@ -79,21 +80,20 @@ async def test_a_lease_that_runs_out_takes_everything_with_it(backend: Backend) 
 
 async def test_heartbeats_keep_worker_and_index_alive(backend: Backend) -> None:
     worker, chain = create_worker(), create_chain(3)
-    lease_ms = 200
-    await backend.index.register(worker, lease_ms)
+    await backend.index.register(worker, LEASE_MS)
     await backend.index.publish(worker.id, worker.epoch, 1, [stored(chain)])
     for _ in range(4):
-        assert await backend.index.heartbeat(worker.id, worker.epoch, WorkerLoad(), lease_ms)
-        await backend.advance(80)
+        assert await backend.index.heartbeat(worker.id, worker.epoch, WorkerLoad(), LEASE_MS)
+        await backend.advance(25_000)
     assert await lengths(backend.index, chain) == {"w1": (3, 3)}
 
 
 async def test_the_age_of_a_report_is_told(backend: Backend) -> None:
     await join(backend.index, create_worker())
-    await backend.advance(50)
+    await backend.advance(20_000)
     [state] = await backend.index.workers()
-    assert 50 <= state.age_ms < 1_000
-    assert (await match_one(backend.index, [])).report.load_age_ms >= 50
+    assert 50 <= state.age_ms < SLACK_MS
+    assert (await match_one(backend.index, [])).report.load_age_ms >= 20_000
 
 
 async def test_registering_again_renews_the_record_and_keeps_the_index(backend: Backend) -> None:
@@ -160,8 +160,8 @@ async def test_an_old_epoch_can_change_nothing_ever(backend: Backend) -> None:
 async def test_an_old_epoch_stays_out_when_the_new_ones_lease_has_lapsed(backend: Backend) -> None:
     old, new = create_worker(epoch=1), create_worker(epoch=2)
     await backend.index.register(old, LEASE_MS)
-    await backend.index.register(new, SHORT_LEASE_MS)
-    await backend.advance(SHORT_LEASE_MS)
+    await backend.index.register(new, LEASE_MS)
+    await backend.advance(LEASE_MS)
     assert await backend.index.register(old, LEASE_MS) is RegisterResult.SUPERSEDED
     assert await backend.index.register(new, LEASE_MS) is RegisterResult.FRESH
 
@@ -340,8 +340,8 @@ async def test_a_silent_worker_is_told_apart_and_matched_by_prediction(backend: 
     await join(backend.index, silent)
     await join(backend.index, telling)
     await backend.index.publish(telling.id, telling.epoch, 1, [])
-    await backend.index.speculate(silent.id, chain[:3], ttl_ms=30_000)
-    await backend.advance(30)
+    await backend.index.speculate(silent.id, chain[:3], ttl_ms=120_000)
+    await backend.advance(20_000)
     found = {m.worker_id: m for m in await backend.index.match({ROOT.seed: chain})}
     assert found[silent.id].report.last_event_number is None
     assert found[silent.id].report.index_age_ms is None
@@ -349,7 +349,7 @@ async def test_a_silent_worker_is_told_apart_and_matched_by_prediction(backend: 
     assert found[telling.id].report.last_event_number == 0
     age_ms = found[telling.id].report.index_age_ms
     assert age_ms is not None
-    assert 30 <= age_ms < 1_000
+    assert 20_000 <= age_ms < 20_000 + SLACK_MS
     states = {s.info.id: s.report for s in await backend.index.workers()}
     assert states[silent.id].last_event_number is None
 
@@ -403,9 +403,9 @@ async def test_match_takes_the_longer_of_index_and_expectation(backend: Backend)
     await backend.index.publish(
         worker.id, worker.epoch, 1, [stored(chain[:2]), stored(chain[:6], Tier.HOST)]
     )
-    await backend.index.speculate(worker.id, chain[:4], ttl_ms=30_000)
+    await backend.index.speculate(worker.id, chain[:4], ttl_ms=120_000)
     assert await lengths(backend.index, chain) == {"w1": (4, 6)}
-    await backend.index.speculate(worker.id, [*chain[:7], *create_chain(3, "fork")], ttl_ms=30_000)
+    await backend.index.speculate(worker.id, [*chain[:7], *create_chain(3, "fork")], ttl_ms=120_000)
     assert await lengths(backend.index, chain) == {"w1": (7, 7)}
     assert await lengths(backend.index, chain[:3]) == {"w1": (3, 3)}
     assert await lengths(backend.index, create_chain(4, "strange")) == {"w1": (0, 0)}
@@ -414,9 +414,9 @@ async def test_match_takes_the_longer_of_index_and_expectation(backend: Backend)
 async def test_an_expectation_ends(backend: Backend) -> None:
     worker, chain = create_worker(), create_chain(4)
     await join(backend.index, worker)
-    await backend.index.speculate(worker.id, chain, ttl_ms=60)
+    await backend.index.speculate(worker.id, chain, ttl_ms=40_000)
     assert await lengths(backend.index, chain) == {"w1": (4, 4)}
-    await backend.advance(60)
+    await backend.advance(40_000)
     assert await lengths(backend.index, chain) == {"w1": (0, 0)}
 
 
@@ -424,8 +424,8 @@ async def test_an_expectation_is_of_one_worker_and_epoch(backend: Backend) -> No
     chain = create_chain(4)
     for worker in [create_worker("w1"), create_worker("w2")]:
         await join(backend.index, worker)
-    await backend.index.speculate(WorkerId("w1"), chain, ttl_ms=30_000)
-    await backend.index.speculate(WorkerId("nobody"), chain, ttl_ms=30_000)
+    await backend.index.speculate(WorkerId("w1"), chain, ttl_ms=120_000)
+    await backend.index.speculate(WorkerId("nobody"), chain, ttl_ms=120_000)
     assert await lengths(backend.index, chain) == {"w1": (4, 4), "w2": (0, 0)}
     await join(backend.index, create_worker("w1", epoch=9))
     assert await lengths(backend.index, chain) == {"w1": (0, 0), "w2": (0, 0)}
@@ -453,10 +453,10 @@ async def test_reservations_are_summed_until_named_by_a_report(backend: Backend)
 async def test_reservations_end_by_themselves(backend: Backend) -> None:
     await join(backend.index, create_worker())
     await backend.index.reserve(
-        create_reservation("short", expiry_ms=60, num_tokens=1),
+        create_reservation("short", expiry_ms=40_000, num_tokens=1),
         create_reservation("long", num_tokens=2),
     )
-    await backend.advance(60)
+    await backend.advance(40_000)
     assert (await match_one(backend.index, [])).report.reserved_tokens == 2
 
 

@@ -22,6 +22,7 @@ from kvindex.connect import connect_index
 from kvindex.memory import MemoryIndex
 from kvindex.redis_index import RedisIndex
 from services.cluster.valkey import ValkeyServer
+from tests.support.index_backends import shift_moments
 from tests.support.index_values import (
     ROOT,
     cleared,
@@ -82,18 +83,28 @@ async def test_every_key_names_schema_and_shard_and_expires(valkey: ValkeyServer
 async def test_no_key_of_a_dead_worker_remains_after_its_lease(valkey: ValkeyServer) -> None:
     async with connected(valkey) as index:
         dead, living, chain = create_worker("dead"), create_worker("living"), create_chain(4)
-        await join(index, dead, lease_ms=80)
-        await join(index, living)
+        await join(index, dead, lease_ms=60_000)
+        await join(index, living, lease_ms=240_000)
         await index.publish(dead.id, dead.epoch, 1, [stored(chain)])
-        await index.reserve(create_reservation("r1", "dead", expiry_ms=80))
-        await index.speculate(dead.id, chain, ttl_ms=80)
+        await index.reserve(create_reservation("r1", "dead", expiry_ms=60_000))
+        await index.speculate(dead.id, chain, ttl_ms=60_000)
         assert len(await keys_of(valkey, "dead")) == 4
-        await asyncio.sleep(0.1)
+        shift_moments(valkey, 60_000)
         assert await keys_of(valkey, "dead") == []
         await index.heartbeat(living.id, living.epoch, WorkerLoad(), LEASE_MS)
         registry = index._prefix(0) + "workers"
         assert await command(valkey, "ZRANGE", registry, 0, -1) == [b"living"]
         assert await command(valkey, "ZCARD", index._prefix(0) + "speculative") == 0
+
+
+async def test_a_lease_ends_by_the_clock_of_the_server(valkey: ValkeyServer) -> None:
+    async with connected(valkey) as index:
+        worker = create_worker()
+        await join(index, worker, lease_ms=50)
+        async with asyncio.timeout(20):
+            while await keys_of(valkey, "w1"):  # noqa: ASYNC110 - a server tells no events
+                await asyncio.sleep(0.01)
+        assert await index.workers() == []
 
 
 async def test_a_worker_epoch_is_one_hash_and_a_clear_unlinks_it(valkey: ValkeyServer) -> None:
@@ -259,20 +270,20 @@ async def test_an_absent_server_is_one_kind_of_failure() -> None:
 
 
 async def test_a_hung_server_costs_one_time_limit_and_then_nothing() -> None:
-    config = replace(CONFIG, command_timeout_ms=100, retry_interval_ms=20_000)
+    config = replace(CONFIG, command_timeout_ms=700, retry_interval_ms=60_000)
     with running_valkey() as server:
         async with connected(server, config) as index:
             await join(index, create_worker())
             server.pause()
             started_s = time.monotonic()
-            with pytest.raises(IndexUnavailable, match="no answer within 100 ms"):
+            with pytest.raises(IndexUnavailable, match="no answer within 700 ms"):
                 await index.match({})
-            assert 0.09 < time.monotonic() - started_s < 1.0
+            assert 0.6 < time.monotonic() - started_s < 10.0
             started_s = time.monotonic()
             for _ in range(100):
                 with pytest.raises(IndexUnavailable, match="not asked"):
                     await index.match({})
-            assert time.monotonic() - started_s < 5.0  # and not 100 times the limit
+            assert time.monotonic() - started_s < 30.0  # and not 100 times the limit
             server.resume()
             await index.ping()  # tries at once, whatever failed before
             assert len(await index.match({})) == 1
@@ -281,27 +292,25 @@ async def test_a_hung_server_costs_one_time_limit_and_then_nothing() -> None:
 
 async def test_an_abandoned_call_never_answers_another() -> None:
     """A reply that comes after its caller left must not be read by the next user of the connection."""
-    config = replace(CONFIG, max_connections=2, command_timeout_ms=60, retry_interval_ms=1)
+    config = replace(CONFIG, max_connections=3, command_timeout_ms=60_000)
     with running_valkey() as server:
         async with connected(server, config) as index:
-            workers = [create_worker(f"w{n}") for n in range(2)]
-            for worker in workers:
-                await join(index, worker)
-            for round_number in range(10):
+            worker, chain = create_worker(), create_chain(3)
+            await join(index, worker)
+            await index.publish(worker.id, worker.epoch, 1, [stored(chain)])
+            for round_number in range(12):
                 server.pause()
-                calls = [asyncio.create_task(index.workers()) for _ in range(6)]
-                await asyncio.sleep(0.005 * (round_number % 3))
-                for call in calls[::2]:
+                abandoned = [asyncio.create_task(index.workers()) for _ in range(3)]
+                await asyncio.sleep(0.002 * (round_number % 4))
+                kept = [asyncio.create_task(device_blocks(index, chain)) for _ in range(3)]
+                for call in abandoned:
                     call.cancel()
-                await asyncio.gather(*calls, return_exceptions=True)
+                await asyncio.wait(abandoned)
                 server.resume()
-                await asyncio.sleep(0.005)
-                assert (
-                    await index.heartbeat(workers[0].id, workers[0].epoch, WorkerLoad(), LEASE_MS)
-                    is True
-                )
-                assert await index.match({ROOT.seed: []}) != []
-                assert [s.info.id for s in await index.workers()] == ["w0", "w1"]
+                assert await asyncio.gather(*kept) == [[3]] * 3
+                load = WorkerLoad(num_running=round_number)
+                assert await index.heartbeat(worker.id, worker.epoch, load, LEASE_MS) is True
+                assert [s.load for s in await index.workers()] == [load]
 
 
 @pytest.mark.failure_edge("index gap / dump / clear / restart")

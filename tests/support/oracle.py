@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 NEAR_TIE = 1e-3
 """Where the top two log-probabilities are closer than this, another summation order may choose the other token."""
 
-_CONFIG = {
+_CONFIG: dict[str, Any] = {
     "vocab_size": 49152,
     "hidden_size": 576,
     "intermediate_size": 1536,
