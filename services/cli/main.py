@@ -118,14 +118,12 @@ def _gateway(namespace: argparse.Namespace) -> int:
     found = collect(build.gateway_settings(), namespace, os.environ, build.all_setting_names())
     config = build.build_gateway(found)
     configure_logging(config.log_level)
-    import asyncio
-
-    from services.gateway.main import run_gateway
+    from services.gateway.main import run_until_stopped
 
     def show(port: int) -> None:
         print(f"baton: gateway listens on http://{config.host}:{port}", flush=True)
 
-    asyncio.run(run_gateway(config, show))
+    run_until_stopped(config, show)
     return 0
 
 

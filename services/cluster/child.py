@@ -7,7 +7,6 @@ runs and nothing else: a gateway never sees torch, a worker never sees a web fra
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import sys
 
@@ -54,11 +53,11 @@ def main() -> int:
 
 
 def _run_gateway(spec: GatewaySpec) -> int:
-    from services.gateway.main import run_gateway
+    from services.gateway.main import run_until_stopped
 
     listener = socket.socket(fileno=spec.listen_fd)
     listener.setblocking(False)
-    asyncio.run(run_gateway(spec.config, listener=listener))
+    run_until_stopped(spec.config, listener=listener)
     return 0
 
 

@@ -29,6 +29,17 @@ _KEEP_ALIVE_S = 75
 _LAST_WORDS_S = 2
 
 
+def run_until_stopped(
+    config: GatewayConfig,
+    on_ready: Callable[[int], None] | None = None,
+    *,
+    listener: socket.socket | None = None,
+) -> None:
+    """`run_gateway` on an event loop of its own: the fast one where it is installed."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(run_gateway(config, on_ready, listener=listener))
+
+
 async def run_gateway(
     config: GatewayConfig,
     on_ready: Callable[[int], None] | None = None,
@@ -95,6 +106,14 @@ async def serve_gateway(
         await asyncio.gather(serving, return_exceptions=True)
         listener.close()
         await state.close()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 async def _until_started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:

@@ -75,7 +75,7 @@ def test_a_single_worker(role: Role, arguments: list[str], monkeypatch: pytest.M
 def test_a_single_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
     configs: list[GatewayConfig] = []
 
-    async def run_gateway(config: GatewayConfig, *_: Any) -> None:
+    async def run_gateway(config: GatewayConfig, *_: Any, **__: Any) -> None:
         configs.append(config)
 
     monkeypatch.setattr("services.gateway.main.run_gateway", run_gateway)
