@@ -144,7 +144,7 @@ def _chat(namespace: argparse.Namespace) -> int:
 
     return run_chat(
         ChatOptions(
-            url=namespace.url,
+            url=namespace.url.rstrip("/").removesuffix("/v1"),
             model=namespace.model,
             api_key=namespace.api_key,
             system=namespace.system,
@@ -162,8 +162,12 @@ def _add_chat_flags(parser: argparse.ArgumentParser) -> None:
         "--api-key", default=os.environ.get("BATON_API_KEY", ""), help="the gateway's key."
     )
     parser.add_argument("--system", default="", help="what the model is told to be.")
-    parser.add_argument("--max-tokens", type=int, default=1024, help="longest answer.")
-    parser.add_argument("--temperature", type=float, default=None, help="0 is greedy.")
+    parser.add_argument(
+        "--max-tokens", type=int, default=1024, help="longest answer (default: %(default)s)."
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.2, help="0 is greedy (default: %(default)s)."
+    )
 
 
 if __name__ == "__main__":

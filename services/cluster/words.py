@@ -5,9 +5,12 @@ everything else.
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol, TextIO
 
 from core.errors import ServeError
@@ -65,7 +68,7 @@ class Words:
         self._file.write(
             f"\nBaton serves {model} at {url} (up in {seconds:.1f} s). Try it:\n\n"
             f"{curl_line(url, model, has_api_key=has_api_key)}\n\n"
-            f"Chat in another terminal: baton chat --url {url}\n"
+            f"Chat in another terminal: {_baton()} chat --url {url}\n"
             "Stop it with Ctrl-C.\n"
         )
         self._file.flush()
@@ -77,9 +80,21 @@ class Words:
 
 def curl_line(url: str, model: str, *, has_api_key: bool) -> str:
     """A command that asks the cluster a question."""
-    body = {"model": model, "messages": [{"role": "user", "content": QUESTION}]}
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
+        "max_tokens": 64,
+    }
     key = ' -H "Authorization: Bearer $BATON_API_KEY"' if has_api_key else ""
     return (
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
         f"    -d {shlex.quote(json.dumps(body))}"
     )
+
+
+def _baton() -> str:
+    """How this shell calls the command: by name where that finds it, else by its place beside Python."""
+    if shutil.which("baton"):
+        return "baton"
+    return os.path.relpath(Path(sys.executable).parent / "baton")
