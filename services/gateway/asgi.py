@@ -157,7 +157,11 @@ async def cancel_on_disconnect(
 
 
 class EventStream(Response):
-    """A stream of server-sent events whose first piece is already made."""
+    """A stream of server-sent events whose first piece is already made.
+
+    cancel: ends the work behind it. done: called once, however the stream ends. limit_s: after this a client that does
+    not read is given up; None for never.
+    """
 
     media_type = "text/event-stream"
 
@@ -165,13 +169,16 @@ class EventStream(Response):
         self,
         first: bytes,
         rest: AsyncGenerator[bytes, None],
+        *,
         cancel: Callable[[], None],
         done: Callable[[], None],
+        limit_s: float | None = None,
     ) -> None:
         self._first = first
         self._rest = rest
         self._cancel = cancel
         self._done = done
+        self._limit_s = limit_s
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -179,18 +186,24 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything, or stop when the client is gone."""
         try:
-            async with cancel_on_disconnect(receive, self._cancel), aclosing(self._rest) as rest:
-                await send(
-                    {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-                )
-                await _send_piece(send, self._first)
-                async for piece in rest:
-                    await _send_piece(send, piece)
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            async with (
+                asyncio.timeout(self._limit_s),
+                cancel_on_disconnect(receive, self._cancel),
+                aclosing(self._rest) as rest,
+            ):
+                await self._send_all(rest, send)
         except (ClientGone, OSError):
+            # TimeoutError is an OSError, too. The web server closes a connection whose answer has no end.
             self._cancel()
         finally:
             self._done()
+
+    async def _send_all(self, rest: AsyncGenerator[bytes, None], send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await _send_piece(send, self._first)
+        async for piece in rest:
+            await _send_piece(send, piece)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _send_piece(send: Send, piece: bytes) -> None:

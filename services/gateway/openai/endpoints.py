@@ -32,6 +32,8 @@ from services.gateway.state import Admission, GatewayState
 _Result = TypeVar("_Result")
 
 _LONGEST_NAME = 256
+_READING_GRACE_S = 30.0
+"""How long after a request's time limit a client may still be reading what was sent."""
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _LONG_BODY_BYTES = 32 << 10
 """Bodies from this size on are parsed and tokenised in a thread, so that other streams go on meanwhile."""
@@ -115,7 +117,14 @@ async def _stream(
         await pieces.aclose()
         admission.release()
         raise
-    return EventStream(first, pieces, job.cancel, admission.release)
+    timeout_s = state.config.request_timeout_s
+    return EventStream(
+        first,
+        pieces,
+        cancel=job.cancel,
+        done=admission.release,
+        limit_s=timeout_s + _READING_GRACE_S if timeout_s else None,
+    )
 
 
 def _usage_wish(body: SamplingBody, state: GatewayState) -> UsageWish:

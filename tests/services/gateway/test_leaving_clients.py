@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import socket
 
 import httpx
 import pytest
@@ -144,3 +145,27 @@ async def test_a_client_that_reads_slowly_loses_nothing():
             assert received.count(b'"finish_reason":"length"') == 1
             writer.close()
             await check_idle(gateway, worker)
+
+
+async def test_a_client_that_does_not_read_is_given_up(monkeypatch):
+    """Its connection is full long before the time limit; nothing is held for it after that."""
+    monkeypatch.setattr("services.gateway.openai.endpoints._READING_GRACE_S", 0.2)
+    wide = "歪" * 40
+    script = say(wide, ends=False, tokens_a_step=50)
+    async with running_worker(script, max_model_len=10_000) as worker:
+        async with http_gateway(worker, request_timeout_s=2.5) as gateway:
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", gateway.port))
+            body = COMPLETION | {"stream": True, "max_tokens": 9000, "logprobs": 20, "n": 3}
+            data = json.dumps(body | {"temperature": 1}).encode()
+            head = (
+                "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                f"Content-Length: {len(data)}\r\n\r\n"
+            )
+            await asyncio.get_running_loop().sock_sendall(client, head.encode() + data)
+            await eventually(lambda: worker.submits and not worker.num_running, "worker done")
+            assert gateway.state.num_inflight == 1
+            await check_idle(gateway, worker)
+            client.close()
