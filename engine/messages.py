@@ -66,7 +66,7 @@ class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
 
     num_arriving: sequences whose KV another worker is sending. num_held_blocks: blocks with a reference.
     num_open_sessions: sessions of both directions. num_quarantined_blocks: blocks given up with a writer inside.
-    kv_cache_usage: share of allocatable blocks with a reference.
+    kv_cache_usage: share of allocatable blocks that are not free.
     Counters: *_total, tokens, bytes or events as named; late_runs_total counts runs that went to scratch.
     """
 

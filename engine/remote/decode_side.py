@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import msgspec
 
 from core.blocks import BlockState
 from core.ids import BlockId, RequestId, SessionId
 from core.kv_layout import KVLayout
+from core.request import Request
 from engine.channel import monotonic_ms
 from engine.config import EngineConfig
 from engine.kvcache.block_pool import BlockPool
@@ -201,7 +203,7 @@ class DecodeSide:
                 session_id=arrival.session,
                 attempt=arrival.attempt,
                 candidate=arrival.candidate,
-                request=arrival.sequence.request,
+                request=_with_remaining_time(arrival),
                 num_held_tokens=self._scheduler.count_cached_tokens(arrival.sequence),
                 session_secret=arrival.secret,
                 lease_remaining_ms=self._config.session_lease_ms,
@@ -332,3 +334,12 @@ def _as_sampled(output: ChoiceOutput) -> SampledToken:
     """P's token as our own sampler would have given it."""
     logprobs = Logprobs(*msgspec.structs.astuple(output.logprobs[0])) if output.logprobs else None
     return SampledToken(output.token_ids[0], logprobs)
+
+
+def _with_remaining_time(arrival: Arrival) -> Request:
+    """The request as P must see it: what is left of its time, not what it had when it came here."""
+    request = arrival.sequence.request
+    if request.deadline_ms is None:
+        return request
+    remaining_ms = max(0, int(request.deadline_ms - arrival.timeline.elapsed_ms()))
+    return replace(request, deadline_ms=remaining_ms)

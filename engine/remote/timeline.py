@@ -1,8 +1,8 @@
 """Named moments of a request's way through a worker, in milliseconds since the worker got it.
 
-The names follow the numbered steps of a split request: `received`, `prefill_called`, `announced`, `granted`,
-`first_token`, `kv_complete`, `admitted`, `second_token`, `finished`. A moment that happens again (a new attempt)
-keeps its latest time.
+The names follow the numbered steps of a split request: `received`, `scheduled`, `prefill_called`, `announced`,
+`granted`, `first_token`, `kv_complete`, `admitted`, `second_token`, `finished`. A moment that happens again (a new
+attempt) keeps its latest time.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ class Timeline:
         """Note that `name` happens now, unless it has happened before."""
         if name not in self._moments:
             self.mark(name)
+
+    def elapsed_ms(self) -> float:
+        """Milliseconds since the worker got the request."""
+        return monotonic_ms() - self._start
 
     def moments_ms(self) -> dict[str, float]:
         """Every moment so far."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -10,6 +11,8 @@ import pytest
 from engine.messages import (
     AddPrefill,
     AddRequest,
+    AnnouncePrefill,
+    CallPrefill,
     ChoiceOutput,
     FirstTokens,
     GrantPrefill,
@@ -158,6 +161,21 @@ def test_cached_tokens_are_those_of_whoever_had_more() -> None:
         submit(wire, second, "p1")
         run_to_end(wire, second)
         assert wire.decode.outputs[second.id][0].num_cached_tokens == 96
+
+
+def test_a_later_attempt_carries_less_time_and_a_deadline_ends_an_arrival() -> None:
+    request = dataclasses.replace(make_request("r", random_prompt(60)), deadline_ms=400)
+    with split_pair() as wire:
+        submit(wire, request, "nobody-1", "nobody-2", "p1")
+        wire.dropped = {AnnouncePrefill}
+        turn_until(lambda: bool(wire.decode.finish_reasons("r")), wire, wire.decode)
+        (end,) = (o for o in wire.decode.outputs[request.id] if o.finish_reason)
+        assert (end.finish_reason, end.error_kind) == ("error", "DeadlineExceeded")
+        calls = [m.request.deadline_ms for m in wire.passed if isinstance(m, CallPrefill)]
+        assert len(calls) == 3
+        assert calls == sorted(calls, reverse=True)
+        assert calls[-1] < 400
+        settle(wire)
 
 
 def test_no_sampling_parameters_kill_an_engine() -> None:
