@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from core.errors import InvalidRequest
 
 _LONGEST_VALUE = 80
 _MOST_ELEMENTS = 1_000_000
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 _Body = TypeVar("_Body", bound=BaseModel)
 
@@ -28,15 +30,27 @@ _LIMITS = {
 
 def parse_body(data: bytes, model: type[_Body]) -> _Body:
     """The body that these bytes hold."""
-    elements = data.count(b",") + data.count(b"[") + data.count(b"{")
-    if elements > _MOST_ELEMENTS:
+    if _has_too_many_elements(data):
         raise InvalidRequest(
-            f"the request body has {elements} JSON separators; at most {_MOST_ELEMENTS} are read"
+            f"the request body must have at most {_MOST_ELEMENTS} JSON elements, got more"
         )
     try:
         return model.model_validate_json(data)
     except ValidationError as error:
         raise _first_error(error) from None
+
+
+def _has_too_many_elements(data: bytes) -> bool:
+    """Whether parsing would make so many objects that memory suffers; the text of a long prompt does not count."""
+    if _num_separators(data) <= _MOST_ELEMENTS:
+        return False
+    if data.count(b'"') > _MOST_ELEMENTS // 4:
+        return True
+    return _num_separators(_STRING.sub(b"", data)) > _MOST_ELEMENTS
+
+
+def _num_separators(data: bytes) -> int:
+    return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
 def check_type(path: str, value: Any, kind: type | tuple[type, ...], what: str) -> None:

@@ -8,8 +8,11 @@ import time
 import psutil
 import pytest
 
+from core.errors import InvalidRequest
+from services.gateway.openai.protocol import CompletionBody
+from services.gateway.openai.validation import parse_body
 from tests.support.fake_worker import running_worker, say
-from tests.support.gateways import CHAT, Gateway, http_gateway
+from tests.support.gateways import CHAT, COMPLETION, Gateway, http_gateway
 
 HEAD = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 MIB = 1 << 20
@@ -64,6 +67,14 @@ async def test_a_long_prompt_that_fits_is_served():
             answer = await gateway.chat(messages=[{"role": "user", "content": text}], max_tokens=1)
             assert answer.status_code == 200, answer.text
             assert answer.json()["usage"]["prompt_tokens"] > 500_000
+
+
+def test_punctuation_inside_a_long_text_counts_for_nothing():
+    text = 'say "[" ' * 1000 + "[1,2],{3:4}," * 300_000
+    body = parse_body(json.dumps(COMPLETION | {"prompt": text}).encode(), CompletionBody)
+    assert body.prompt == text
+    with pytest.raises(InvalidRequest, match="at most 1000000 JSON elements"):
+        parse_body(json.dumps(COMPLETION | {"prompt": [1, 2] * 600_000}).encode(), CompletionBody)
 
 
 @pytest.mark.public_case("B62")
