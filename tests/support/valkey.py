@@ -37,7 +37,7 @@ async def command(server: ValkeyServer, *words: Any) -> Any:
     """Send one command on a connection of its own, past the code under test."""
     client = Redis.from_url(server.url)
     try:
-        return await client.execute_command(*words)
+        return await client.execute_command(*words)  # type: ignore[no-untyped-call]
     finally:
         await client.aclose()
 

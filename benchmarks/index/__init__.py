@@ -1,0 +1,1 @@
+"""What the prefix index costs: a match, a publication, a snapshot, and memory a block."""
