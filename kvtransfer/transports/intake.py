@@ -141,6 +141,11 @@ class Intake:
             return OpenOutcome.STRANGER
         return OpenOutcome.ENDED if is_failed else OpenOutcome.ACCEPTED
 
+    def is_expected(self, key: SessionKey) -> bool:
+        """Whether a session has been expected and not yet forgotten."""
+        with self._lock:
+            return key in self._live
+
     def begin(self, header: RunHeader, *, is_opened: bool) -> IncomingRun:
         """Take up a run; it goes to scratch unless this peer has opened its session.
 

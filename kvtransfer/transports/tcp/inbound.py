@@ -19,6 +19,9 @@ from kvtransfer.transports.tcp.wire import Answer, FrameKind, Hello
 READ_BUDGET_BYTES = 1 << 20
 """What one connection may bring before the others have a turn."""
 
+_MAX_OPENED = 1024
+"""Opened sessions of one connection after which those that have ended are dropped from memory."""
+
 MAX_UNREAD_ANSWERS_BYTES = 1 << 20
 """Answers that a peer leaves unread before nothing more is read from it."""
 
@@ -148,6 +151,8 @@ class InboundLink:
             raise TransferError(f"no right to session {key[0]}, attempt {key[1]}")
         if is_accepted:
             self._opened.add(key)
+            if len(self._opened) > _MAX_OPENED:
+                self._opened = {key for key in self._opened if self._intake.is_expected(key)}
         else:
             self._counters.refused_sessions_total += 1
         # the secret of a session that has ended shows a peer, if a late one

@@ -154,6 +154,8 @@ class OutboundLink:
                 kept.append(piece)
         self._out = kept
         self._out_bytes = sum(len(piece.view) for piece in kept)
+        if self._is_trusted:  # before that, the open is still owed an answer
+            self._opened.discard(session.key)
 
     def close(self) -> None:
         """Give the socket and all views of the pool back."""
