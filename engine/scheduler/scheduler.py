@@ -149,7 +149,9 @@ class Scheduler:
     def give_up_blocks(self, sequence: Sequence, keep_first: int = 0) -> None:
         """Release the spares and every position from `keep_first` on; commit the first `keep_first`.
 
-        Those are received whole and verified. The attempt's permit has been revoked by the caller.
+        Those are received whole and verified. The attempt's permit has been revoked by the caller. What is kept counts
+        against the cap on arriving KV: a sequence that waits for its next attempt gives up the rest with a second
+        call, so that nobody waits while holding; with prefix caching on the next pin finds them again.
         """
         self._arrivals.give_up_blocks(sequence, keep_first)
 

@@ -42,7 +42,7 @@ def kept_ids(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
-    num_draws: int = 4000,
+    num_draws: int = 1000,
 ) -> set[int]:
     """Ids that some number on a fine grid draws."""
     grid = (torch.arange(num_draws, dtype=torch.float64) + 0.5) / num_draws

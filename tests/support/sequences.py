@@ -84,7 +84,7 @@ def sample(output: SchedulerOutput, tokens: Iterable[int] | None = None) -> list
 def hashed_token(sequence: EngineSequence, choice: int) -> int:
     """The token that any run of this choice must have at this position: a function of all tokens before it."""
     history = ",".join(map(str, sequence.token_ids))
-    return zlib.crc32(f"{choice}:{history}".encode()) % 50
+    return zlib.crc32(f"{choice}:{history}".encode()) % 49 + 1
 
 
 def step(
