@@ -72,6 +72,9 @@ def demo_model_path() -> Path:
 
 
 @lru_cache(maxsize=1)
+@torch.inference_mode(
+    False
+)  # whoever asks first may be in that mode, whose tensors others cannot use
 def load_oracle() -> LlamaForCausalLM:
     """The demo model in transformers, fp32, once a process. Runs on as many threads as torch is given."""
     reader = gguf.GGUFReader(demo_model_path())
