@@ -54,7 +54,7 @@ async def test_leaving_during_the_prefill_frees_the_worker_at_once(stream):
             await eventually(lambda n=number: len(worker.submits) == n + 1, "submitted")
             writer.close()
             await eventually(lambda: worker.num_running == 0, "freed", timeout_s=1.0)
-        assert len(worker.cancelled) == 20
+        await eventually(lambda: len(worker.cancelled) == 20, "every one cancelled")
         await check_idle(gateway, worker)
         metrics = (await gateway.client.get("/metrics")).text
         assert (
