@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 NUM_STREAMS, NUM_TOKENS, NUM_PROMPTS = 200, 16, 20
 FIRST_PROMPT = 60  # others than those whose splitting is counted elsewhere
-MAX_GROWTH_MIB = 64
+MAX_WAVES, MAX_GROWTH_MIB = 3, 32
+"""A leak grows with every wave of streams; what an allocator keeps once does not."""
 
 
 class Streamed(NamedTuple):
@@ -107,17 +108,21 @@ def test_two_hundred_streams_a_third_of_them_cancelled(
     prompts = [answer.prompt_ids for answer in asyncio.run(prompt_ids(split_cluster.url))]
     asyncio.run(run_streams(split_cluster.url, seed=1))
     split_cluster.wait_idle()
-    before = resident_mib(split_cluster)
-    streams = asyncio.run(run_streams(split_cluster.url, seed=2))
-    split_cluster.wait_idle()
-    growth = resident_mib(split_cluster) - before
+    streams, growths = [], []
+    for seed in range(2, 2 + MAX_WAVES):
+        before = resident_mib(split_cluster)
+        streams += asyncio.run(run_streams(split_cluster.url, seed))
+        split_cluster.wait_idle()
+        growths.append(resident_mib(split_cluster) - before)
+        if growths[-1] < MAX_GROWTH_MIB:
+            break
 
     whole = [s for s in streams if not s.is_cancelled]
-    assert len(whole) >= NUM_STREAMS * 2 // 3
+    assert len(whole) >= len(streams) * 2 // 3
     assert any(s.is_cancelled and s.token_ids for s in streams), "somebody left in mid-answer"
     assert all(len(s.token_ids) == NUM_TOKENS for s in whole), "every other stream is complete"
     distinct = {(s.prompt, s.token_ids) for s in streams if s.token_ids}
     void = judge([Answer(prompts[p], ids, 0) for p, ids in sorted(distinct)], may_be_void=5)
     with capsys.disabled():
-        print(f"\n{len(whole)} whole, growth {growth:.1f} MiB, void by near ties: {void}")
-    assert growth < MAX_GROWTH_MIB
+        print(f"\n{len(whole)} whole, growth {growths} MiB, void by near ties: {void}")
+    assert min(growths) < MAX_GROWTH_MIB, growths
