@@ -107,7 +107,7 @@ class StepPlanner:
     def _admit_waiting(self) -> None:
         running = self._roster.running
         places = self._max_seqs - sum(map(num_places, running))
-        blocked = len(self._roster.ready) > 0
+        blocked = False
         for sequence in self._roster.waiting:
             wanted = num_places(sequence)
             if not self._has_place() or (wanted > places and len(running)):

@@ -173,6 +173,33 @@ def test_a_prompt_that_does_not_fit_waits_and_is_not_overtaken() -> None:
     assert_idle(scheduler)
 
 
+def test_a_prompt_is_admitted_with_room_for_its_first_token() -> None:
+    """Else it would be computed only to give way at its first decode step."""
+    scheduler = make_scheduler(num_usable=4, caching=False)
+    add(scheduler, "a", prompt=20, max_tokens=3, ignore_eos=True)
+    step(scheduler)
+    add(scheduler, "exact", prompt=32)
+    assert planned(step(scheduler)[0]) == {"a": 1}
+    assert planned(step(scheduler)[0]) == {"a": 1}
+    assert planned(step(scheduler)[0]) == {"exact": 32}
+
+
+def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+    """What was taken from one for the running is not given to another at once."""
+    scheduler = make_scheduler(
+        num_usable=9, max_num_seqs=2, max_num_batched_tokens=200, policy="priority", caching=False
+    )
+    add(scheduler, "a", prompt=31, ignore_eos=True)
+    large = add(scheduler, "large", prompt=110, priority=5)
+    step(scheduler)
+    add(scheduler, "small", prompt=10, priority=3)
+    step(scheduler)
+    output, _ = step(scheduler)
+    assert output.preempted == [large]
+    assert planned(output) == {"a": 1}
+    assert planned(step(scheduler)[0]) == {"a": 1, "small": 10}
+
+
 def test_a_prompt_takes_its_blocks_at_once() -> None:
     """Half-admitted prompts could wait for each other for ever."""
     scheduler = make_scheduler(num_usable=10, max_num_batched_tokens=16)
