@@ -115,11 +115,9 @@ class EventPublisher:
             self._drop_queue()
         self._wake.set()
 
-    def resume(self, *, is_index_empty: bool) -> None:
-        """The worker's entry is registered: send what the index lacks."""
-        if is_index_empty and self._published_end > 1:
-            self._needs_snapshot = True
-        self.counters.is_in_step = False
+    def resume(self) -> None:
+        """The worker's entry is registered: find out what the index lacks, and send it."""
+        self.counters.is_in_step = False  # so the next call asks, and an empty index answers GAP
         self._is_paused = False
         self._wake.set()
 

@@ -149,9 +149,8 @@ class WorkerSession:
                 self._info.epoch,
             )
             return
-        is_fresh = result is RegisterResult.FRESH
-        self.counters.registrations_total += is_fresh
-        self._publisher.resume(is_index_empty=is_fresh)
+        self.counters.registrations_total += result is RegisterResult.FRESH
+        self._publisher.resume()
 
     async def _wait_for_next_report(self) -> None:
         interval_s = self._config.heartbeat_interval_ms / 1000

@@ -224,9 +224,10 @@ async def test_a_repeated_batch_changes_nothing(backend: Backend) -> None:
     worker, chain = create_worker(), create_chain(4)
     await join(backend.index, worker)
     first, second = [stored(chain)], [removed(chain[1:])]
-    for number, events in [(1, first), (2, second), (1, first), (2, second)]:
+    for number, events in [(1, first), (2, second), (1, first)]:
         result = await backend.index.publish(worker.id, worker.epoch, number, events)
         assert result is PublishResult.APPLIED
+    # The late copy of the first brought nothing back, and the numbering stands.
     assert await lengths(backend.index, chain) == {"w1": (1, 1)}
     assert (await match_one(backend.index, chain)).report.last_event_number == 2
 

@@ -13,7 +13,7 @@ from core.errors import ConfigError
 from core.events import CacheEvent, EventKind, Tier
 from core.ids import Epoch, WorkerId
 from core.worker_info import WorkerInfo, WorkerLoad
-from kvindex.base import IndexUnavailable, PublishResult, RegisterResult
+from kvindex.base import CacheSnapshot, IndexUnavailable, PublishResult, RegisterResult
 from kvindex.config import IndexConfig
 from kvindex.memory import MemoryIndex
 from kvindex.session import WorkerSession
@@ -251,6 +251,26 @@ async def test_a_queue_dropped_whole_before_joining_is_not_taken_for_an_empty_ca
         index.is_away = False
         await until_in_step(session)
         assert await lengths(index, chain) == (10, 10)
+
+
+async def test_a_snapshot_that_found_no_entry_is_sent_to_the_next_one() -> None:
+    """The server restarts between the registration and the snapshot, before any event was published."""
+    index, cache, chain = TroubledIndex(), FakeCache(), create_chain(10)
+    config = IndexConfig(retry_interval_ms=10, heartbeat_interval_ms=20, max_queued_hashes=5)
+    take_snapshot = cache.take_snapshot
+
+    async def restart_meanwhile() -> CacheSnapshot:
+        if cache.num_snapshots == 0:
+            index.forget_everything()
+        return await take_snapshot()
+
+    cache.take_snapshot = restart_meanwhile  # type: ignore[method-assign]
+    async with running_session(index, cache, config=config) as session:
+        session.accept(*cache.store(chain))  # more than the queue takes: only a snapshot has it
+        await until_in_step(session)
+        await until(lambda: session.counters.registrations_total == 2)
+        assert await lengths(index, chain) == (10, 10)
+        assert cache.num_snapshots == 2
 
 
 async def test_a_snapshot_that_fails_is_asked_again() -> None:

@@ -97,6 +97,21 @@ async def test_no_key_of_a_dead_worker_remains_after_its_lease(valkey: ValkeySer
         assert await command(valkey, "ZCARD", index._prefix(0) + "speculative") == 0
 
 
+async def test_a_report_sweeps_reservations_that_ended(valkey: ValkeyServer) -> None:
+    async with connected(valkey) as index:
+        worker = create_worker()
+        await join(index, worker, lease_ms=600_000)
+        await index.reserve(
+            create_reservation("short", expiry_ms=40_000),
+            create_reservation("long", expiry_ms=400_000),
+        )
+        shift_moments(valkey, 60_000)
+        key = index._prefix(0) + "reservations:w1"
+        assert await command(valkey, "HLEN", key) == 2
+        await index.heartbeat(worker.id, worker.epoch, WorkerLoad(), 600_000)
+        assert await command(valkey, "HKEYS", key) == [b"long"]
+
+
 async def test_a_lease_ends_by_the_clock_of_the_server(valkey: ValkeyServer) -> None:
     async with connected(valkey) as index:
         worker = create_worker()
