@@ -1,4 +1,4 @@
-"""The operations models are written in: one public function each, tensors in, tensors out.
+"""The operations models and the sampler are written in: one public function each, tensors in, tensors out.
 
 Which code runs is chosen once a process by `use_backend`; `kernels.reference` is the specification that every other
 backend is tested against. Shapes: T rows (tokens of a step), H hidden, Hq query heads, Hkv KV heads, D head_dim.
@@ -17,6 +17,7 @@ from kernels import reference
 from kernels.program import progress
 from kernels.step import StepMetadata
 from kernels.weights import Weight
+from kernels.workspace import Workspace
 
 _BACKENDS = {"reference": reference}
 _active = reference
@@ -100,3 +101,73 @@ def copy_blocks(pool: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
 def mark(layer: int) -> None:
     """Say that `layer` of the running step is complete, its KV in the pool (`kernels.program.Progress`)."""
     progress.mark(layer)
+
+
+# ---------------------------------------------------------------- sampling: rows of logits `[rows, vocab]`, float32
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """The lowest id of the largest logit of each row: int64 `[rows]`."""
+    return _active.argmax(logits)
+
+
+def uniforms(
+    seeds: Sequence[int], positions: Sequence[int], choices: Sequence[int], purpose: int = 0
+) -> Tensor:
+    """A number in [0, 1) a row, float64 `[rows]`: a function of seed, output position, choice and purpose alone."""
+    return _active.uniforms(seeds, positions, choices, purpose)
+
+
+def draw(
+    logits: Tensor,
+    uniforms: Tensor,
+    temperatures: Sequence[float],
+    top_k: Sequence[int],
+    top_p: Sequence[float],
+    min_p: Sequence[float],
+    workspace: Workspace,
+) -> Tensor:
+    """The first kept id of each row whose cumulative weight exceeds its number's share of the total: int64 `[rows]`.
+
+    The whole rule, ties and order of sums included, is in `kernels.reference.sampling`.
+    """
+    return _active.draw(logits, uniforms, temperatures, top_k, top_p, min_p, workspace)
+
+
+def allow_only(row: Tensor, token_ids: Tensor) -> None:
+    """Ban, in place, every id of a row `[vocab]` that is not among `token_ids`."""
+    _active.allow_only(row, token_ids)
+
+
+def ban(row: Tensor, token_ids: Tensor) -> None:
+    """Make ids of a row `[vocab]` impossible, in place; a ban on every id that is left bans none."""
+    _active.ban(row, token_ids)
+
+
+def add_bias(row: Tensor, token_ids: Tensor, bias: Tensor) -> None:
+    """Add bias to the logits of ids of a row `[vocab]`, in place."""
+    _active.add_bias(row, token_ids, bias)
+
+
+def penalise_repetition(row: Tensor, seen: Tensor, penalty: float) -> None:
+    """Divide positive and multiply other logits of ids that were seen, in place; repeats count once."""
+    _active.penalise_repetition(row, seen, penalty)
+
+
+def penalise_frequency(
+    row: Tensor, output: Tensor, frequency_penalty: float, presence_penalty: float
+) -> None:
+    """Subtract, in place, a penalty for each time an id occurs in the output, and one if it does at all."""
+    _active.penalise_frequency(row, output, frequency_penalty, presence_penalty)
+
+
+def log_normalisers(logits: Tensor, workspace: Workspace) -> Tensor:
+    """log(sum(exp(logits))) of each row, float64 `[rows]`."""
+    return _active.log_normalisers(logits, workspace)
+
+
+def row_logprobs(
+    row: Tensor, normaliser: float, token_id: int, num_top: int
+) -> tuple[float, int, list[int], list[float]]:
+    """Of a row `[vocab]`: an id's log-probability and rank (1 is best), and the best ids with theirs."""
+    return _active.row_logprobs(row, normaliser, token_id, num_top)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from core.request import SamplingParams
 from engine.sampler.rows import Logprobs, SampledToken, SampleRow
-from kernels.reference import sampling
-from kernels.reference.philox import uniforms
+from kernels import ops
+from kernels.workspace import Workspace
 
 _CHUNK_ROWS = 8
 _LEAST_TEMPERATURE = 0.01
@@ -29,49 +29,28 @@ class Sampler:
     """
 
     def __init__(self) -> None:
-        self._workspace = sampling.Workspace()
+        self._workspace = Workspace()
 
     def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[SampledToken]:
         """One token for each of `rows`. logits: float32 [num_logits_rows, vocab_size], not changed."""
+        plain, adjusted, drawn = _by_kind(rows)
         token_ids = [0] * len(rows)
-        plain = [index for index, row in enumerate(rows) if _is_plain_greedy(row)]
         if plain:
-            chosen = sampling.argmax(_select(logits, [rows[index].logits_row for index in plain]))
-            for index, token_id in zip(plain, chosen.tolist(), strict=True):
-                token_ids[index] = token_id
-        plain_indices = set(plain)
-        others = [index for index in range(len(rows)) if index not in plain_indices]
-        for chunk in _chunks(others):
-            chosen_ids = self._choose(logits, [rows[index] for index in chunk])
-            for index, token_id in zip(chunk, chosen_ids, strict=True):
-                token_ids[index] = token_id
+            chosen = ops.argmax(_select(logits, [rows[index].logits_row for index in plain]))
+            _put(token_ids, plain, chosen)
+        for chunk in _chunks(adjusted):
+            _put(token_ids, chunk, ops.argmax(_own_copy(logits, [rows[i] for i in chunk])))
+        numbers = _numbers([rows[index] for index in drawn]) if drawn else torch.empty(0)
+        for start, chunk in zip(range(0, len(drawn), _CHUNK_ROWS), _chunks(drawn), strict=True):
+            members = [rows[index] for index in chunk]
+            own_numbers = numbers[start : start + len(chunk)]
+            _put(token_ids, chunk, self._draw(_own_copy(logits, members), members, own_numbers))
         logprobs = self._logprobs(logits, rows, token_ids)
         return [SampledToken(token_id, logprobs.get(i)) for i, token_id in enumerate(token_ids)]
 
-    def _choose(self, logits: Tensor, rows: list[SampleRow]) -> list[int]:
-        """Tokens of a few rows that need their own copy of the logits."""
-        own = logits[torch.tensor([row.logits_row for row in rows])]  # [rows, vocab_size], a copy
-        for row, values in zip(rows, own, strict=True):
-            if _is_adjusted(row):
-                _adjust(values, row)
-        token_ids = [0] * len(rows)
-        for is_greedy in (True, False):
-            group = [index for index, row in enumerate(rows) if row.params.is_greedy == is_greedy]
-            if not group:
-                continue
-            values = own if len(group) == len(rows) else own[torch.tensor(group)]
-            members = [rows[index] for index in group]
-            chosen = sampling.argmax(values) if is_greedy else self._draw(values, members)
-            for index, token_id in zip(group, chosen.tolist(), strict=True):
-                token_ids[index] = token_id
-        return token_ids
-
-    def _draw(self, values: Tensor, rows: list[SampleRow]) -> Tensor:
+    def _draw(self, values: Tensor, rows: list[SampleRow], numbers: Tensor) -> Tensor:
         params = [row.params for row in rows]
-        numbers = uniforms(
-            [p.seed for p in params], [r.output_position for r in rows], [r.choice for r in rows]
-        )
-        return sampling.draw(
+        return ops.draw(
             values,
             numbers,
             temperatures=[max(p.temperature, _LEAST_TEMPERATURE) for p in params],
@@ -89,16 +68,25 @@ class Sampler:
         found: dict[int, Logprobs] = {}
         for chunk in _chunks(wanted):
             own = logits[torch.tensor([rows[index].logits_row for index in chunk])]
-            normalisers = sampling.log_normalisers(own, self._workspace).tolist()
+            normalisers = ops.log_normalisers(own, self._workspace).tolist()
             for index, values, normaliser in zip(chunk, own, normalisers, strict=True):
                 num_top = rows[index].params.logprobs or 0
-                answer = sampling.row_logprobs(values, normaliser, token_ids[index], num_top)
+                answer = ops.row_logprobs(values, normaliser, token_ids[index], num_top)
                 found[index] = Logprobs(*answer)
         return found
 
 
-def _is_plain_greedy(row: SampleRow) -> bool:
-    return row.params.is_greedy and not _is_adjusted(row)
+def _by_kind(rows: Sequence[SampleRow]) -> tuple[list[int], list[int], list[int]]:
+    """Indices of greedy rows that nothing adjusts, of other greedy rows, and of rows that need a random number."""
+    plain: list[int] = []
+    adjusted: list[int] = []
+    drawn: list[int] = []
+    for index, row in enumerate(rows):
+        if not row.params.is_greedy:
+            drawn.append(index)
+        else:
+            (adjusted if _is_adjusted(row) else plain).append(index)
+    return plain, adjusted, drawn
 
 
 def _is_adjusted(row: SampleRow) -> bool:
@@ -120,6 +108,29 @@ def _select(logits: Tensor, indices: list[int]) -> Tensor:
     return logits[torch.tensor(indices)]
 
 
+def _own_copy(logits: Tensor, rows: list[SampleRow]) -> Tensor:
+    """The logits of a few rows as [rows, vocab_size], a copy, adjusted."""
+    own = logits[torch.tensor([row.logits_row for row in rows])]
+    for row, values in zip(rows, own, strict=True):
+        if _is_adjusted(row):
+            _adjust(values, row)
+    return own
+
+
+def _numbers(rows: list[SampleRow]) -> Tensor:
+    """The random number of each row: float64 [rows]."""
+    return ops.uniforms(
+        [row.params.seed for row in rows],
+        [row.output_position for row in rows],
+        [row.choice for row in rows],
+    )
+
+
+def _put(token_ids: list[int], indices: list[int], chosen: Tensor) -> None:
+    for index, token_id in zip(indices, chosen.tolist(), strict=True):
+        token_ids[index] = token_id
+
+
 def _chunks(indices: list[int]) -> Iterator[list[int]]:
     for start in range(0, len(indices), _CHUNK_ROWS):
         yield indices[start : start + _CHUNK_ROWS]
@@ -129,13 +140,13 @@ def _adjust(values: Tensor, row: SampleRow) -> None:
     """What changes which token even a greedy row takes, in the order of the specification. values: [vocab_size]."""
     params, vocab_size = row.params, len(values)
     if row.allowed_token_ids is not None:
-        sampling.allow_only(values, _ids(row.allowed_token_ids, vocab_size))
+        ops.allow_only(values, _ids(row.allowed_token_ids, vocab_size))
     if row.banned_token_ids:
-        sampling.ban(values, _ids(row.banned_token_ids, vocab_size))
+        ops.ban(values, _ids(row.banned_token_ids, vocab_size))
     if params.logit_bias:
         pairs = [pair for pair in params.logit_bias if 0 <= pair[0] < vocab_size]
         bias = torch.tensor([bias for _, bias in pairs], dtype=values.dtype)
-        sampling.add_bias(values, _ids([token_id for token_id, _ in pairs], vocab_size), bias)
+        ops.add_bias(values, _ids([token_id for token_id, _ in pairs], vocab_size), bias)
     _penalise(values, row, params)
 
 
@@ -144,11 +155,9 @@ def _penalise(values: Tensor, row: SampleRow, params: SamplingParams) -> None:
     output = _ids(row.output_token_ids, vocab_size)
     if params.repetition_penalty != 1.0:
         seen = torch.cat((_ids(row.prompt_token_ids, vocab_size), output))
-        sampling.penalise_repetition(values, seen, params.repetition_penalty)
+        ops.penalise_repetition(values, seen, params.repetition_penalty)
     if len(output) and (params.frequency_penalty or params.presence_penalty):
-        sampling.penalise_frequency(
-            values, output, params.frequency_penalty, params.presence_penalty
-        )
+        ops.penalise_frequency(values, output, params.frequency_penalty, params.presence_penalty)
 
 
 def _ids(token_ids: Sequence[int], vocab_size: int) -> Tensor:

@@ -4,17 +4,39 @@ from kernels.reference.attention import paged_attention
 from kernels.reference.cache import copy_blocks, write_kv
 from kernels.reference.elementwise import add_rms_norm, rms_norm, rope, silu_mul
 from kernels.reference.packing import pack
+from kernels.reference.philox import uniforms
 from kernels.reference.products import embedding, linear
+from kernels.reference.sampling import (
+    add_bias,
+    allow_only,
+    argmax,
+    ban,
+    draw,
+    log_normalisers,
+    penalise_frequency,
+    penalise_repetition,
+    row_logprobs,
+)
 
 __all__ = [
+    "add_bias",
     "add_rms_norm",
+    "allow_only",
+    "argmax",
+    "ban",
     "copy_blocks",
+    "draw",
     "embedding",
     "linear",
+    "log_normalisers",
     "pack",
     "paged_attention",
+    "penalise_frequency",
+    "penalise_repetition",
     "rms_norm",
     "rope",
+    "row_logprobs",
     "silu_mul",
+    "uniforms",
     "write_kv",
 ]

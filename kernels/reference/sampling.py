@@ -20,29 +20,16 @@ the total at the last id exactly, so every u in [0, 1) has its id.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from kernels.workspace import Workspace
 
 FOLD_BLOCK = 256
 """Ids under one partial sum: part of the rule, not a tuning knob."""
 
 _BANNED = float("-inf")
-
-
-class Workspace:
-    """Float64 memory for the weights of a few rows, kept between steps so that the path of a step allocates none."""
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.float64)
-
-    def take(self, num_rows: int, num_blocks: int) -> Tensor:
-        """[num_rows, num_blocks, FOLD_BLOCK], content undefined; valid until the next call."""
-        wanted = num_rows * num_blocks * FOLD_BLOCK
-        if len(self._memory) < wanted:
-            self._memory = torch.empty(wanted, dtype=torch.float64)
-        return self._memory[:wanted].view(num_rows, num_blocks, FOLD_BLOCK)
 
 
 # ---------------------------------------------------------------- adjustments of one row, in place
@@ -57,10 +44,10 @@ def allow_only(row: Tensor, token_ids: Tensor) -> None:
 
 def ban(row: Tensor, token_ids: Tensor) -> None:
     """Make ids [n] of a row [vocab] impossible; a ban on every id that is left bans none."""
-    kept = row.clone()
+    kept = row[token_ids]
     row[token_ids] = _BANNED
-    if bool((row == _BANNED).all()):
-        row.copy_(kept)
+    if float(row.amax()) == _BANNED:
+        row[token_ids] = kept
 
 
 def add_bias(row: Tensor, token_ids: Tensor, bias: Tensor) -> None:
@@ -126,13 +113,16 @@ def draw(
 def to_weights(logits: Tensor, temperatures: Sequence[float], workspace: Workspace) -> Tensor:
     """exp((logit - largest) / temperature), float64 [rows, blocks, FOLD_BLOCK]; zero behind the last id."""
     num_rows, vocab_size = logits.shape
-    weights = workspace.take(num_rows, -(-vocab_size // FOLD_BLOCK))
+    weights = workspace.take(num_rows, -(-vocab_size // FOLD_BLOCK), FOLD_BLOCK)
     flat = weights.view(num_rows, -1)
     flat[:, :vocab_size] = logits
     flat[:, vocab_size:] = _BANNED
     largest = logits.amax(dim=-1, keepdim=True).double()  # [rows, 1]
     scale = torch.tensor(temperatures, dtype=torch.float64).unsqueeze(1)  # [rows, 1]
-    flat.sub_(largest).div_(scale).exp_()
+    flat.sub_(largest)
+    if any(temperature != 1.0 for temperature in temperatures):
+        flat.div_(scale)
+    flat.exp_()
     return weights
 
 
@@ -146,9 +136,12 @@ def kth_largest(row: Tensor, k: int) -> Tensor:
     """The k-th largest of [n] values, counting equals; k in [1, n]."""
     whole = len(row) // FOLD_BLOCK * FOLD_BLOCK
     if k <= whole // FOLD_BLOCK:
-        # k blocks have a value as large as the k-th largest of the blocks' maxima: nothing below it is among the k.
-        maxima = row[:whole].view(-1, FOLD_BLOCK).amax(dim=-1)
-        row = row[row >= maxima.topk(k, sorted=False).values.amin()]
+        # k blocks have a value as large as the k-th largest of the blocks' maxima: nothing below it is among the k,
+        # so blocks that hold nothing as large are passed over.
+        blocks = row[:whole].view(-1, FOLD_BLOCK)
+        maxima = blocks.amax(dim=-1)  # [blocks]
+        bound = maxima.topk(k, sorted=False).values.amin()
+        row = torch.cat((blocks[maxima >= bound].flatten(), row[whole:]))
     return row.topk(k, sorted=False).values.amin()
 
 
@@ -186,23 +179,19 @@ def _first_above(weights: Tensor, uniforms: Tensor) -> Tensor:
 # ---------------------------------------------------------------- log-probabilities
 
 
-class RowLogprobs(NamedTuple):
-    """Of one row: the chosen id's log-probability and rank (1 is best), and the best ids with theirs."""
-
-    logprob: float
-    rank: int
-    top_token_ids: list[int]
-    top_logprobs: list[float]
-
-
 def log_normalisers(logits: Tensor, workspace: Workspace) -> Tensor:
     """log(sum(exp(logits))) of each row, float64 [rows], by the same fold as sampling."""
     _, over_blocks = fold(to_weights(logits, [1.0] * len(logits), workspace))
     return logits.amax(dim=-1).double() + over_blocks[:, -1].log()
 
 
-def row_logprobs(row: Tensor, normaliser: float, token_id: int, num_top: int) -> RowLogprobs:
-    """Log-probabilities of a row [vocab]: rank counts strictly larger logits, equals are listed by ascending id."""
+def row_logprobs(
+    row: Tensor, normaliser: float, token_id: int, num_top: int
+) -> tuple[float, int, list[int], list[float]]:
+    """Of a row [vocab]: the log-probability of an id, its rank, and the best ids with theirs.
+
+    The rank counts strictly larger logits (1 is best); equals are listed by ascending id.
+    """
     chosen = row[token_id]
     rank = 1 + int((row > chosen).sum())
     top_token_ids: list[int] = []
@@ -214,4 +203,4 @@ def row_logprobs(row: Tensor, normaliser: float, token_id: int, num_top: int) ->
         order = row[candidates].sort(descending=True, stable=True).indices[:num_top]
         top_token_ids = candidates[order].tolist()
     tops = [float(row[token_id]) - normaliser for token_id in top_token_ids]
-    return RowLogprobs(float(chosen) - normaliser, rank, top_token_ids, tops)
+    return float(chosen) - normaliser, rank, top_token_ids, tops
