@@ -45,12 +45,14 @@ def make_request(
     )
 
 
-def make_sequence(*args: Any, **kwargs: Any) -> EngineSequence:
-    (sequence,) = start_sequences(make_request(*args, **kwargs))
+def make_sequence(*args: Any, num_groups: int = 1, **kwargs: Any) -> EngineSequence:
+    (sequence,) = start_sequences(make_request(*args, **kwargs), num_groups)
     return sequence
 
 
-def make_scheduler(num_usable: int = 100, caching: bool = True, **config: Any) -> Scheduler:
+def make_scheduler(
+    num_usable: int = 100, caching: bool = True, num_groups: int = 1, **config: Any
+) -> Scheduler:
     """A scheduler over a pool of blocks 1 .. num_usable."""
     settings: dict[str, Any] = {
         "block_size": BLOCK_SIZE,
@@ -61,7 +63,8 @@ def make_scheduler(num_usable: int = 100, caching: bool = True, **config: Any) -
         "hash_root": ROOT if caching else None,
         **config,
     }
-    return Scheduler(SchedulerConfig(**settings), BlockPool(BlockLife(num_usable + 1)))
+    pool = BlockPool(BlockLife(num_usable + 1), num_groups=num_groups)
+    return Scheduler(SchedulerConfig(**settings), pool, num_groups)
 
 
 def planned(output: SchedulerOutput) -> dict[str, int]:

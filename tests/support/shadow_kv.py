@@ -1,8 +1,8 @@
 """A runner that computes nothing but remembers everything: which history each slot of the pool holds.
 
 The KV of a position is a function of all tokens up to it, so a slot holds a digest of those. Each step checks that
-every position a sequence attends to holds that sequence's own history; tokens come from the digest of what the slots
-hold, not from the sequence, so that a wrong block anywhere makes a wrong token.
+every position a sequence attends to holds that sequence's own history in every KV group, and that whatever is written
+is FILLING and held by its writer alone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Sequence
 
 from core.blocks import BlockState
+from core.ids import BlockId
 from engine.kvcache.block_pool import BlockPool
 from engine.sampler.rows import SampledToken
 from engine.scheduler.output import ScheduledItem, SchedulerOutput
@@ -59,27 +60,28 @@ class ShadowKV:
         """A mover writes whole blocks of an arriving sequence's prompt."""
         digests = digest_chain(sequence.token_ids[: sequence.num_arriving_tokens])
         for position in positions:
-            block = sequence.block_table.ids()[position]
             first = position * self.block_size
-            for slot, digest in enumerate(digests[first : first + self.block_size]):
-                self._slots[block, slot] = digest
+            for ids in sequence.block_table.groups:
+                for slot, digest in enumerate(digests[first : first + self.block_size]):
+                    self._slots[ids[position], slot] = digest
 
     def _write(self, item: ScheduledItem) -> None:
         digests = digest_chain(item.sequence.token_ids)
         for position in range(item.start, item.start + item.num_tokens):
-            block, slot = self._place(item.sequence, position)
-            assert self.pool.life.state(block) is BlockState.FILLING, "a write outside FILLING"
-            assert self.pool.references(block) == 1, "a write into a shared block"
-            self._slots[block, slot] = digests[position]
+            for block, slot in self._places(item.sequence, position):
+                assert self.pool.life.state(block) is BlockState.FILLING, "a write outside FILLING"
+                assert self.pool.references(block) == 1, "a write into a shared block"
+                self._slots[block, slot] = digests[position]
 
     def _check(self, item: ScheduledItem) -> int:
         end = item.start + item.num_tokens
-        held = [self._slots.get(self._place(item.sequence, position)) for position in range(end)]
-        assert held == digest_chain(item.sequence.token_ids[:end]), "a slot holds another history"
-        last = held[-1]
-        assert last is not None
-        return last
+        expected = digest_chain(item.sequence.token_ids[:end])
+        for position, digest in enumerate(expected):
+            held = [self._slots.get(place) for place in self._places(item.sequence, position)]
+            assert set(held) == {digest}, "a slot holds another history"
+        return expected[-1]
 
-    def _place(self, sequence: EngineSequence, position: int) -> tuple[int, int]:
-        block = sequence.block_table.ids()[position // self.block_size]
-        return block, position % self.block_size
+    def _places(self, sequence: EngineSequence, position: int) -> list[tuple[BlockId, int]]:
+        """The slot of a position in each group."""
+        index, slot = divmod(position, self.block_size)
+        return [(ids[index], slot) for ids in sequence.block_table.groups]

@@ -52,6 +52,7 @@ class Traffic:
     seed: int
     caching: bool = True
     policy: str = "fcfs"
+    num_groups: int = 1
     requests: dict[RequestId, Request] = field(default_factory=dict)
     outputs: dict[tuple[RequestId, int], list[int]] = field(
         default_factory=lambda: defaultdict(list)
@@ -66,7 +67,8 @@ class Traffic:
     def __post_init__(self) -> None:
         self.chooser = random.Random(self.seed)
         self.scheduler: Scheduler = make_scheduler(
-            num_usable=self.chooser.choice([12, 16, 30, 80]),
+            num_usable=self.chooser.choice([12, 16, 30, 80]) * self.num_groups,
+            num_groups=self.num_groups,
             caching=self.caching,
             policy=self.policy,
             max_num_batched_tokens=self.chooser.choice([8, 24, 64, 300]),
@@ -104,7 +106,7 @@ class Traffic:
     def offer(self, name: str) -> None:
         """One more request, as one of the three kinds an engine meets."""
         request = self.make_request(name)
-        sequences = start_sequences(request)
+        sequences = start_sequences(request, self.num_groups)
         kind = self.chooser.choice(["local", "local", "arriving", "session"])
         self.requests[request.id] = request
         if kind == "session" and not any(request.output_token_ids):
@@ -285,5 +287,12 @@ class Traffic:
 @pytest.mark.parametrize("seed", range(12))
 def test_random_traffic(seed: int, caching: bool, policy: str) -> None:
     traffic = Traffic(seed, caching, policy)
+    traffic.run(num_requests=40)
+    traffic.check()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_traffic_over_several_kv_groups(seed: int) -> None:
+    traffic = Traffic(seed, num_groups=3)
     traffic.run(num_requests=40)
     traffic.check()
