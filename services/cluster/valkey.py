@@ -127,8 +127,10 @@ class ValkeyServer:
         if self.port is None:
             listen += ["--unixsocket", str(self.socket_path), "--unixsocketperm", "700"]
         volatile = ["--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction"]
+        # A small hash is a list that every look-up walks: an index of some hundred blocks is quicker as a table.
+        tables = ["--hash-max-listpack-entries", "64"]
         quiet = ["--dir", str(self._folder), "--loglevel", "warning", "--daemonize", "no"]
-        return [*wrapper, str(self._binary), *listen, *volatile, *quiet, *self._options]
+        return [*wrapper, str(self._binary), *listen, *volatile, *tables, *quiet, *self._options]
 
     def _wait_until_ready(self) -> None:
         process = self._running()
