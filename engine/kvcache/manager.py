@@ -60,10 +60,10 @@ class KVManager:
 
     def fits(self, sequence: Sequence, num_tokens: int) -> bool:
         """Whether blocks for `num_tokens` tokens are free now, counting what is cached of the sequence."""
-        return (
-            self._shortage(sequence, self._match(sequence, sequence.num_tokens - 1), num_tokens)
-            <= 0
-        )
+        if self.num_blocks_for(num_tokens) <= self.pool.num_free:
+            return True  # whatever is cached could only make it fewer
+        matched = self._match(sequence, sequence.num_tokens - 1)
+        return self._shortage(sequence, matched, num_tokens) <= 0
 
     def take_all(self, sequence: Sequence, num_tokens: int) -> bool:
         """Blocks for all of a sequence's tokens, cached ones first, if `num_tokens` would fit; all or none.

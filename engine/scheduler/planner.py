@@ -112,6 +112,8 @@ class StepPlanner:
             wanted = num_places(sequence)
             if not self._has_place() or (wanted > places and len(running)):
                 return
+            if blocked and not self._roster.sessions:
+                return
             if not self._may_start(sequence, blocked):
                 blocked = blocked or holds_up_others(self._kv, sequence)
                 continue

@@ -63,9 +63,8 @@ class Scheduler:
         """
         ended: list[Sequence] = []
         for sequence in self._roster.owned_by(request_id):
-            if (
-                sequence.finish_reason
-            ):  # ended by its first token, holding KV for choices that went on
+            if sequence.finish_reason:
+                # Its first token ended it; it was kept as the holder of KV for choices that went on.
                 self._roster.end_if_stopped(sequence)
             else:
                 self._roster.end(sequence, ABORT)
