@@ -5,12 +5,16 @@ from __future__ import annotations
 from core.block_hash import BlockHash
 from core.events import CacheEvent, Tier
 from core.worker_info import WorkerLoad
+from engine.channel import monotonic_ms
 from engine.kvcache.block_pool import BlockPool
 from engine.messages import ChoiceOutput, EngineStats, StepDone
 from engine.remote.decode_side import DecodeSide
 from engine.remote.prefill_side import PrefillSide
 from engine.scheduler.scheduler import Scheduler
 from kvtransfer.transports.base import Receiver, Sender
+
+_SIGN_OF_LIFE_MS = 1000.0
+"""An engine that has nothing to tell says so this often: its front takes longer silence for a stopped engine."""
 
 
 class Reporter:
@@ -32,14 +36,16 @@ class Reporter:
         self._receiver = receiver
         self._sender = sender
         self._last = EngineStats()
+        self._told_at_ms = 0.0
         self.last_event_number = 0
 
     def report(self, outputs: list[ChoiceOutput], events: list[CacheEvent]) -> StepDone | None:
-        """The message, or None when nothing has changed since the last one."""
-        stats = self._stats()
-        if not outputs and not events and stats == self._last:
+        """The message; None when nothing has changed and a sign of life is not due yet."""
+        stats, now_ms = self._stats(), monotonic_ms()
+        is_news = bool(outputs or events or stats != self._last)
+        if not is_news and now_ms - self._told_at_ms < _SIGN_OF_LIFE_MS:
             return None
-        self._last = stats
+        self._last, self._told_at_ms = stats, now_ms
         first = self.last_event_number + 1
         self.last_event_number += len(events)
         return StepDone(outputs, events, first, self._load(stats), stats)

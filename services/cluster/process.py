@@ -50,7 +50,8 @@ class ChildProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
-            await asyncio.wait_for(self._process.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._process.wait()
         except TimeoutError:
             pass
         self.kill_group()

@@ -108,6 +108,7 @@ class Supervisor(ABC):
         delay_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (self._num_deaths - 1))
         self._say(f"{self.name} died ({how}); starting it again in {delay_s:g} s")
         try:
-            await asyncio.wait_for(self._stopping.wait(), delay_s)
+            async with asyncio.timeout(delay_s):
+                await self._stopping.wait()
         except TimeoutError:
             pass

@@ -32,7 +32,25 @@ class GenerationServices:
     router: Router
     driver: LegsDriver
     metrics: GatewayMetrics
-    max_retries: int
+
+
+class Losses:
+    """Workers that one client's request has lost, over all its prompts and tries: one budget for all of them."""
+
+    def __init__(self, max_retries: int) -> None:
+        self.workers: set[WorkerId] = set()
+        self.first_error: ServeError | None = None
+        self._max_retries = max_retries
+
+    def note(self, worker: WorkerId, error: ServeError) -> None:
+        """A worker is lost; the first error is what the client is told when no other can be found."""
+        self.workers.add(worker)
+        self.first_error = self.first_error or error
+
+    @property
+    def may_retry(self) -> bool:
+        """Whether another worker may be tried."""
+        return len(self.workers) <= self._max_retries
 
 
 class Generation:
@@ -45,8 +63,11 @@ class Generation:
         request: Request,
         options: TextOptions,
         arrived_at: float,
+        losses: Losses,
     ) -> None:
+        """losses: shared by all generations of the client's request."""
         self.request = request
+        self._losses = losses
         self.num_cached_tokens = 0
         self._services = services
         self._model = model
@@ -69,10 +90,8 @@ class Generation:
 
     async def deltas(self) -> AsyncGenerator[list[ChoiceDelta], None]:
         """What each wake-up brought, until every choice has ended."""
-        lost: list[WorkerId] = []
-        first_error: ServeError | None = None
         while True:
-            routed = await self._route(lost, first_error)
+            routed = await self._route()
             has_given = False
             try:
                 async for deltas in self._attempt(routed):
@@ -80,11 +99,10 @@ class Generation:
                     yield deltas
                 return
             except _RETRYABLE as error:
-                lost.append(routed.route.owner.info.id)
-                if has_given or len(lost) > self._services.max_retries:
+                self._losses.note(routed.route.owner.info.id, error)
+                if has_given or not self._losses.may_retry:
                     self._metrics.failed("error")
                     raise
-                first_error = first_error or error
                 self._services.metrics.retries.inc()
             except ServeError as error:
                 self._metrics.failed("abort" if isinstance(error, ClientGone) else "error")
@@ -92,18 +110,16 @@ class Generation:
             finally:
                 routed.end()
 
-    async def _route(
-        self, lost: Sequence[WorkerId], first_error: ServeError | None
-    ) -> RoutedRequest:
+    async def _route(self) -> RoutedRequest:
         if self._cancelled is not None:
             raise self._cancelled
         try:
             return await self._services.router.route(
-                self.request, self._model.bundle_digest, excluded=lost
+                self.request, self._model.bundle_digest, excluded=self._losses.workers
             )
         except OverloadedError:
-            if first_error is not None:
-                raise first_error from None
+            if self._losses.first_error is not None:
+                raise self._losses.first_error from None
             raise
 
     async def _attempt(self, routed: RoutedRequest) -> AsyncGenerator[list[ChoiceDelta], None]:

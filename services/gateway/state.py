@@ -44,7 +44,6 @@ class GatewayState:
             router=self.router,
             driver=DecodeOwnedDriver(self.directory.connection),
             metrics=self.metrics,
-            max_retries=config.max_retries,
         )
         self.num_inflight = 0
         self.bodies = BodyReader(config.max_body_bytes, config.body_timeout_s)

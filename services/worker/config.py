@@ -28,6 +28,8 @@ class WorkerConfig:
         derives one from the model.
     metrics_port: port of the HTTP endpoint for /metrics and /health, on --host; -1 for none, 0 for
         any free one.
+    engine_silence_ms: how long the engine may say nothing before others stop counting on it.
+    engine_death_ms: how long the engine may say nothing before it is killed and the worker ends.
     drain_ms: how long running requests may go on after a request to stop.
     log_level: least severity that is logged.
     """
@@ -40,6 +42,8 @@ class WorkerConfig:
     advertise_host: str = ""
     served_model_names: tuple[str, ...] = ()
     metrics_port: int = -1
+    engine_silence_ms: int = 5_000
+    engine_death_ms: int = 30_000
     drain_ms: int = 0
     log_level: str = "info"
 
@@ -47,6 +51,8 @@ class WorkerConfig:
         _check_range("port", self.port, 0, MAX_PORT)
         _check_range("metrics-port", self.metrics_port, -1, MAX_PORT)
         _check_range("drain-ms", self.drain_ms, 0, 3_600_000)
+        _check_range("engine-silence-ms", self.engine_silence_ms, 100, 3_600_000)
+        _check_range("engine-death-ms", self.engine_death_ms, self.engine_silence_ms, 3_600_000)
         if self.log_level not in LOG_LEVELS:
             raise ConfigError(
                 f"--log-level: {self.log_level!r} is unknown; known: {', '.join(LOG_LEVELS)}"

@@ -172,7 +172,8 @@ class EngineClient:
     async def _leaves_within(self, seconds: float) -> bool:
         assert self._process is not None
         try:
-            await asyncio.wait_for(self._process.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._process.wait()
         except TimeoutError:
             return False
         return True

@@ -44,6 +44,7 @@ from services.rpc.v1 import baton_pb2 as pb
 from services.rpc.v1 import baton_pb2_grpc as pb_grpc
 from services.worker.config import WorkerConfig
 from services.worker.engine_client import ENGINE_COMMAND, EngineClient
+from services.worker.engine_watch import EngineWatch
 from services.worker.gateway_streams import GatewayStreams
 from services.worker.pages import WorkerPages
 from services.worker.prefill_client import PrefillCalls
@@ -83,6 +84,9 @@ class WorkerFront:
         self._calls: PrefillCalls | None = None
         self._pages = WorkerPages(self._state)
         self._registration: Registration | None = None
+        self._watch = EngineWatch(
+            config.engine_silence_ms, config.engine_death_ms, self._on_silence, self._engine.kill
+        )
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=server_options())
         self.port = 0
@@ -119,10 +123,13 @@ class WorkerFront:
         self._state.streams.models = frozenset((*info.models, *info.adapters))
         self._state.bundle = ready.bundle
         self._state.info = info
-        self._registration = Registration(self._config.index, info, self._state.snapshots)
+        self._registration = Registration(
+            self._config.index, info, self._state.snapshots, lambda: not self._watch.is_silent
+        )
         self._pages.begin(info, self._calls, self._registration)
         self._registration.start()
         self._helpers.append(asyncio.create_task(self._report_loads()))
+        self._helpers.append(asyncio.create_task(self._watch.run()))
         await self._set_health(serving=True)
         self._status.send(Ready(info.id, list(info.models)))
 
@@ -199,9 +206,18 @@ class WorkerFront:
     async def _report_loads(self) -> None:
         while True:
             await asyncio.sleep(LOAD_REPORT_INTERVAL_S)
-            self._state.streams.report_load()
+            if not self._watch.is_silent:
+                self._state.streams.report_load()
+
+    def _on_silence(self) -> None:
+        """Prompts that others wait for are better computed elsewhere."""
+        silence_ms = self._config.engine_silence_ms
+        self._state.sessions.fail(
+            WorkerLostError(f"the engine has said nothing for more than {silence_ms} ms")
+        )
 
     def _on_message(self, message: ToFront) -> None:
+        self._watch.heard()
         match message:
             case StepDone():
                 self._on_step(message)

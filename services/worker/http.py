@@ -53,9 +53,11 @@ class HttpEndpoint:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, EOFError, asyncio.LimitOverrunError):
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), REQUEST_TIMEOUT_S)
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
             writer.write(_encode(self._answer(head)))
-            await asyncio.wait_for(writer.drain(), REQUEST_TIMEOUT_S)
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                await writer.drain()
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()

@@ -177,7 +177,8 @@ class _PrefillCall:
 
     async def _await_accepted(self, stream: grpc.aio.StreamStreamCall) -> None:
         try:
-            frame = await asyncio.wait_for(stream.read(), ACCEPT_TIMEOUT_S)
+            async with asyncio.timeout(ACCEPT_TIMEOUT_S):
+                frame = await stream.read()
         except TimeoutError:
             message = f"{self.candidate}: no answer within {ACCEPT_TIMEOUT_S:g} s"
             raise WorkerLostError(message) from None

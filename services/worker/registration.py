@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 
 from core.worker_info import WorkerInfo, WorkerLoad
 from engine.messages import StepDone
@@ -24,7 +25,14 @@ _log = logging.getLogger(__name__)
 class Registration:
     """One worker#epoch in the index, from `start` to `close`."""
 
-    def __init__(self, config: IndexConfig, info: WorkerInfo, snapshots: Snapshots) -> None:
+    def __init__(
+        self,
+        config: IndexConfig,
+        info: WorkerInfo,
+        snapshots: Snapshots,
+        is_engine_heard: Callable[[], bool],
+    ) -> None:
+        """is_engine_heard: while False no load is reported, so that the lease runs out."""
         self._snapshots = snapshots
         self._load = WorkerLoad(num_free_blocks=info.num_blocks)
         self._task: asyncio.Task[None] | None = None
@@ -33,7 +41,11 @@ class Registration:
         if config.redis_url:
             self._index = connect_index(config)
             self._session = WorkerSession(
-                self._index, info, lambda: self._load, self._take_snapshot, config
+                self._index,
+                info,
+                lambda: self._load if is_engine_heard() else None,
+                self._take_snapshot,
+                config,
             )
 
     @property

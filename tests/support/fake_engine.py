@@ -65,6 +65,7 @@ from engine.messages import (
     TransportOffer,
 )
 
+SIGN_OF_LIFE_S = 0.1
 LAYOUT = KVLayout(
     16, (KVGroup(GroupKind.FULL_ATTENTION, (0, 1), 2, SlotFormat("plain", "float32", 8)),)
 )
@@ -180,13 +181,15 @@ class FakeEngine:
         )
         step_s = self.options.step_ms / 1000
         while not self.ending:
-            message = self.receive(
-                step_s if any(not r.waits for r in self.running.values()) else None
-            )
+            is_busy = any(not r.waits for r in self.running.values())
+            message = self.receive(step_s if is_busy else SIGN_OF_LIFE_S)
+            is_idle = message is None and not is_busy
             while message is not None:
                 self.handle(message)
                 message = self.receive(0)
             self.step()
+            if is_idle:
+                self.tell([])
         self.send(EngineStopped())
 
     def step(self) -> None:
@@ -198,6 +201,9 @@ class FakeEngine:
         self.stats.steps += 1
         event = CacheEvent(EventKind.STORED, hashes=(BlockHash(os.urandom(16)),))
         self.num_events += 1
+        self.tell([event])
+
+    def tell(self, events: list[CacheEvent]) -> None:
         num_running = len(self.running)
         load = WorkerLoad(num_running=num_running, num_free_blocks=100 - num_running)
         stats = EngineStats(
@@ -208,7 +214,8 @@ class FakeEngine:
             generation_tokens_total=self.stats.generated,
             local_prefill_fallbacks_total=self.stats.fallbacks,
         )
-        self.send(StepDone(self.outputs, [event], self.num_events, load, stats))
+        first = self.num_events + 1 - len(events)
+        self.send(StepDone(self.outputs, events, first, load, stats))
         self.outputs = []
 
     def generate(self, run: Running) -> None:

@@ -16,7 +16,7 @@ from core.errors import EngineDeadError, WorkerLostError
 from core.ids import RequestId
 from core.request import Request
 from services.gateway.asgi import EventStream, JsonResponse, cancel_on_disconnect
-from services.gateway.generation import Generation
+from services.gateway.generation import Generation, Losses
 from services.gateway.openai.job import Job
 from services.gateway.openai.prepare import (
     Arrival,
@@ -89,25 +89,27 @@ async def _whole(
     state: GatewayState, http: HttpRequest, prepared: Prepared, admission: Admission
 ) -> Response:
     """An answer in one piece. Nothing is sent before its end, so a lost worker costs time only."""
-    for retries_left in range(state.config.max_retries, -1, -1):
-        job = _make_job(state, prepared)
+    losses = Losses(state.config.max_retries)
+    while True:
+        num_lost = len(losses.workers)
+        job = _make_job(state, prepared, losses)
         admission.cancel = job.cancel
         try:
             async with cancel_on_disconnect(http.receive, job.cancel):
                 choices = await job.collect()
             return JsonResponse(prepared.writer.whole(choices, job.usage()))
         except (WorkerLostError, EngineDeadError):
-            if not retries_left:
+            nobody_else = len(losses.workers) == num_lost
+            if nobody_else or not losses.may_retry:
                 raise
             state.metrics.retries.inc()
-    raise AssertionError("the last try returns or raises")
 
 
 async def _stream(
     state: GatewayState, http: HttpRequest, prepared: Prepared, admission: Admission
 ) -> Response:
     """A stream whose first event is there, or the error that came instead."""
-    job = _make_job(state, prepared)
+    job = _make_job(state, prepared, Losses(state.config.max_retries))
     admission.cancel = job.cancel
     pieces = events(job, prepared.writer, _usage_wish(prepared.body, state))
     try:
@@ -135,7 +137,7 @@ def _usage_wish(body: SamplingBody, state: GatewayState) -> UsageWish:
     return UsageWish(at_end, at_end and always)
 
 
-def _make_job(state: GatewayState, prepared: Prepared) -> Job:
+def _make_job(state: GatewayState, prepared: Prepared, losses: Losses) -> Job:
     """Fresh generations. Their ids are unique in the cluster, whatever the client called its request."""
     run = f"{prepared.name}-{uuid.uuid4().hex[:12]}"
     timeout_s = state.config.request_timeout_s
@@ -158,7 +160,12 @@ def _make_job(state: GatewayState, prepared: Prepared) -> Job:
         )
         generations.append(
             Generation(
-                state.generation, prepared.model, request, prepared.options, prepared.arrival.at
+                state.generation,
+                prepared.model,
+                request,
+                prepared.options,
+                prepared.arrival.at,
+                losses,
             )
         )
     return Job(generations)

@@ -109,14 +109,15 @@ async def test_without_another_worker_the_loss_is_a_503():
         assert (error["code"], error["type"]) == ("worker_lost", "ServiceUnavailableError")
 
 
-async def test_a_request_is_routed_again_only_so_often():
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_is_routed_again_only_so_often(stream):
     async with (
         running_worker(abort, "w1") as w1,
         running_worker(abort, "w2") as w2,
         running_worker(abort, "w3") as w3,
         http_gateway(w1, w2, w3, max_retries=1) as gateway,
     ):
-        assert (await gateway.complete(stream=True)).status_code == 503
+        assert (await gateway.complete(stream=stream)).status_code == 503
         assert len(w1.submits) + len(w2.submits) + len(w3.submits) == 2
 
 
