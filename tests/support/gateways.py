@@ -63,7 +63,7 @@ def chunks_of(text: str) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
-async def eventually(holds: Callable[[], Any], what: str = "", timeout_s: float = 5.0) -> None:
+async def eventually(holds: Callable[[], Any], what: str = "", timeout_s: float = 15.0) -> None:
     ends_at = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < ends_at, f"did not become true: {what}"
