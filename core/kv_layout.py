@@ -1,11 +1,13 @@
 """How KV lies in memory: groups, slot formats, slabs, runs.
 
 A pool is `[num_blocks, block_bytes]`. A block holds, outermost first: layer, then KV head, then one opaque slab.
-For the plain format a slab is the K run `[block_size, head_dim]` followed by the V run `[block_size, head_dim]`:
+A slab is the K run `[block_size, head_dim]`, then the V run `[block_size, head_dim]`, then, in a format that scales
+each token's head, the scales of K and those of V, `[block_size]` float32 each:
 
     block  = | layer 0 | layer 1 | ...                | padding to block_bytes |
     layer  = | head 0  | head 1  | ...                |
-    slab   = | K slot 0 .. slot bs-1 | V slot 0 .. slot bs-1 |
+    slab   = | K slot 0 .. slot bs-1 | V slot 0 .. slot bs-1 |   (plain)
+    slab   = | K slot 0 .. slot bs-1 | V slot 0 .. slot bs-1 | K scales | V scales |   (token_head_scaled)
 
 So a whole block is one run, a range of layers of it is one run, and a head range is one run a layer. Everything
 a transfer plan may convert is here; what must be equal is in `core.kv_identity`.
@@ -19,8 +21,31 @@ from typing import NamedTuple
 
 from core.errors import ConfigError
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of one element, for each element type that a plain slot may hold."""
+PLAIN = "plain"
+TOKEN_HEAD_SCALED = "token_head_scaled"
+SCALE_BYTES = 4  # float32
+
+
+class KVDtype(NamedTuple):
+    """One way to hold KV: its slot format and the bytes of one element."""
+
+    slot_format: str
+    element_bytes: int
+
+
+KV_DTYPES = {
+    "float32": KVDtype(PLAIN, 4),
+    "bfloat16": KVDtype(PLAIN, 2),
+    "float16": KVDtype(PLAIN, 2),
+    "fp8_e4m3": KVDtype(PLAIN, 1),
+    "fp8_e5m2": KVDtype(PLAIN, 1),
+    "int8_per_token_head": KVDtype(TOKEN_HEAD_SCALED, 1),
+    "fp8_per_token_head": KVDtype(TOKEN_HEAD_SCALED, 1),
+}
+"""Every way to hold KV, by the name that `--kv-cache-dtype` takes."""
+
+KV_DTYPE_ALIASES = {"fp8": "fp8_e4m3"}
+"""Other names users know -> the name in KV_DTYPES, which is the only one that layouts and hashes see."""
 
 
 class GroupKind(StrEnum):
@@ -43,8 +68,8 @@ class Run(NamedTuple):
 class SlotFormat:
     """How one token's K and V of one head are stored.
 
-    name: the format's name; `plain` stores both as they are computed.
-    dtype: element type of a plain slot, a key of DTYPE_BYTES.
+    name: `plain` stores elements alone, `token_head_scaled` a scale for K and one for V with them.
+    dtype: how the elements are held, a key of KV_DTYPES that belongs to this format.
     head_dim: elements of K, and of V, a head.
     """
 
@@ -53,18 +78,52 @@ class SlotFormat:
     head_dim: int
 
     def __post_init__(self) -> None:
-        if self.name != "plain":
-            raise ConfigError(f"slot format: {self.name!r} is unknown; known: plain")
-        if self.dtype not in DTYPE_BYTES:
-            known = ", ".join(sorted(DTYPE_BYTES))
-            raise ConfigError(f"KV dtype: {self.dtype!r} is unknown; known: {known}")
+        if self.name not in (PLAIN, TOKEN_HEAD_SCALED):
+            known = f"{PLAIN}, {TOKEN_HEAD_SCALED}"
+            raise ConfigError(f"slot format: {self.name!r} is unknown; known: {known}")
+        wanted = _kv_dtype(self.dtype).slot_format
+        if self.name != wanted:
+            raise ConfigError(
+                f"slot format: {self.name!r} does not hold {self.dtype}; {wanted} does"
+            )
         if self.head_dim < 1:
             raise ConfigError(f"head_dim: {self.head_dim} must be at least 1")
 
+    @classmethod
+    def of(cls, dtype: str, head_dim: int) -> SlotFormat:
+        """The format that holds `dtype`."""
+        return cls(_kv_dtype(dtype).slot_format, dtype, head_dim)
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether a scale a token and head is stored beside the elements."""
+        return self.name == TOKEN_HEAD_SCALED
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element."""
+        return KV_DTYPES[self.dtype].element_bytes
+
+    @property
+    def alignment_bytes(self) -> int:
+        """Bytes that a slab's start, and its scales' start, must be a multiple of."""
+        return max(self.element_bytes, SCALE_BYTES) if self.has_scales else self.element_bytes
+
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one token's K and V for one head."""
-        return 2 * self.head_dim * DTYPE_BYTES[self.dtype]
+        """Bytes of one token's K and V for one head, scales included."""
+        scale_bytes = SCALE_BYTES if self.has_scales else 0
+        return 2 * (self.head_dim * self.element_bytes + scale_bytes)
+
+    def scales_offset_bytes(self, block_size: int) -> int:
+        """Where in a slab the scales of K begin; those of V follow them."""
+        return 2 * self.head_dim * self.element_bytes * block_size
+
+
+def _kv_dtype(name: str) -> KVDtype:
+    if name not in KV_DTYPES:
+        raise ConfigError(f"KV dtype: {name!r} is unknown; known: {', '.join(sorted(KV_DTYPES))}")
+    return KV_DTYPES[name]
 
 
 @dataclass(frozen=True, slots=True)

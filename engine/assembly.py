@@ -49,7 +49,7 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
         resolve_source(config.model, config.revision), config.dtype, config.weight_format
     )
     max_model_len = _max_model_len(config, model)
-    layout = KVLayout(config.block_size, model.config.kv_groups(_kv_dtype(config)))
+    layout = KVLayout(config.block_size, model.config.kv_groups(config.kv_dtype))
     num_blocks = _num_blocks(config, layout, max_model_len)
     send(EngineProgress(f"allocating {num_blocks} blocks of {layout.block_bytes} bytes"))
     storage = allocate_pool(layout, num_blocks)
@@ -112,7 +112,7 @@ def _hash_root(config: EngineConfig, identity: KVIdentity) -> HashRoot:
     return HashRoot.of(
         identity,
         algorithm=config.prefix_caching_hash_algo,
-        lossy_settings=(f"kv_dtype={_kv_dtype(config)}",),
+        lossy_settings=(f"kv_dtype={config.kv_dtype}",),
     )
 
 
@@ -124,10 +124,6 @@ def _movers(
     )
     receiver = TcpReceiver(life, storage.buffer, layout, inbox.post, transfer)
     return receiver, TcpSender(storage.buffer, layout, inbox.post, transfer)
-
-
-def _kv_dtype(config: EngineConfig) -> str:
-    return config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
 
 
 def _identity(config: EngineConfig, model: LoadedModel) -> KVIdentity:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from core.block_hash import DEFAULT_HASH_BLOCK_SIZE, HashAlgorithm
 from core.errors import ConfigError
-from core.kv_layout import DTYPE_BYTES
+from core.kv_layout import KV_DTYPE_ALIASES, KV_DTYPES
 from core.worker_info import Role
 
+ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
 WEIGHT_FORMATS = ("expanded", "quantized")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 HOST_MIN_STEP_TOKENS, HOST_MAX_STEP_TOKENS = 64, 2048
@@ -26,7 +27,7 @@ class EngineConfig:
     role: what the worker serves.
     dtype: precision of activations and of expanded weights.
     weight_format: `expanded` dequantises GGUF blocks at load, `quantized` keeps them and dequantises at use.
-    kv_cache_dtype: element type of the pool; `auto` is the activations' type.
+    kv_cache_dtype: how the pool holds KV; `auto` is the activations' type, fp8 and int8 ones are smaller and lossy.
     block_size: tokens in a block, a multiple of the hash block size.
     max_model_len: most tokens of prompt and answer together; 0 takes the model's own limit.
     max_num_seqs: most sequences in one step.
@@ -69,9 +70,10 @@ class EngineConfig:
     layers_per_range: int = 0
 
     def __post_init__(self) -> None:
-        _check_choice("dtype", self.dtype, tuple(DTYPE_BYTES))
+        _check_choice("dtype", self.dtype, ACTIVATION_DTYPES)
         _check_choice("weight-format", self.weight_format, WEIGHT_FORMATS)
-        _check_choice("kv-cache-dtype", self.kv_cache_dtype, ("auto", *DTYPE_BYTES))
+        kv_dtypes = ("auto", *KV_DTYPES, *KV_DTYPE_ALIASES)
+        _check_choice("kv-cache-dtype", self.kv_cache_dtype, kv_dtypes)
         _check_choice("scheduling-policy", self.scheduling_policy, SCHEDULING_POLICIES)
         if self.block_size < 1 or self.block_size % DEFAULT_HASH_BLOCK_SIZE:
             raise ConfigError(
@@ -94,6 +96,13 @@ class EngineConfig:
                 f"--max-num-batched-tokens: {self.max_num_batched_tokens} must be at least "
                 f"--max-num-seqs ({self.max_num_seqs})"
             )
+
+    @property
+    def kv_dtype(self) -> str:
+        """What the pool holds, under its one name: what layout and hash root are made of."""
+        if self.kv_cache_dtype == "auto":
+            return self.dtype
+        return KV_DTYPE_ALIASES.get(self.kv_cache_dtype, self.kv_cache_dtype)
 
 
 def _check_choice(flag: str, value: str, choices: tuple[str, ...]) -> None:

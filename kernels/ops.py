@@ -3,7 +3,7 @@
 Which code runs is chosen once a process by `use_backend`; `kernels.reference` is the specification that every other
 backend is tested against. Shapes: T rows (tokens of a step), H hidden, Hq query heads, Hkv KV heads, D head_dim.
 
-A layer's KV view is `[num_blocks, Hkv, 2, block_size, D]` (2: K, V), strided over the byte pool.
+A layer of the KV pool is a `KVView`, strided over the pool's bytes; its element type is the pool's, not the rows'.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from core.errors import ConfigError
 from kernels import reference
+from kernels.kv_view import KVView
 from kernels.program import progress
 from kernels.step import StepMetadata
 from kernels.weights import Weight
@@ -72,14 +73,17 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return _active.silu_mul(gate_up)
 
 
-def write_kv(key: Tensor, value: Tensor, layer_view: Tensor, metadata: StepMetadata) -> None:
-    """Put each row's K and V (`[T, Hkv, D]`) into its slot; a row with slot -1 is written nowhere."""
-    _active.write_kv(key, value, layer_view, metadata)
+def write_kv(key: Tensor, value: Tensor, layer: KVView, metadata: StepMetadata) -> None:
+    """Put each row's K and V (`[T, Hkv, D]`) into its slot; a row with slot -1 is written nowhere.
+
+    What a slot then holds, scales included, is in `kernels.reference.kv_formats`.
+    """
+    _active.write_kv(key, value, layer, metadata)
 
 
 def paged_attention(
     query: Tensor,
-    layer_view: Tensor,
+    layer: KVView,
     metadata: StepMetadata,
     scale: float,
     window: int | None = None,
@@ -90,7 +94,7 @@ def paged_attention(
     A row at position p sees positions `(p - window, p]`, or `[0, p]` without a window. With a soft cap, scores s
     become `soft_cap * tanh(s / soft_cap)`. Slots outside what a row sees never reach the result, whatever they hold.
     """
-    return _active.paged_attention(query, layer_view, metadata, scale, window, soft_cap)
+    return _active.paged_attention(query, layer, metadata, scale, window, soft_cap)
 
 
 def copy_blocks(pool: Tensor, pairs: Sequence[tuple[int, int]]) -> None:

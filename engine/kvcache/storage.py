@@ -1,6 +1,6 @@
 """The bytes of a KV pool: `[num_blocks, block_bytes]` in one shared mapping.
 
-Owns the memory. Kernels see it as one strided tensor a layer, movers as one flat memoryview; both are views, nothing
+Owns the memory. Kernels see it as one strided view a layer, movers as one flat memoryview; both are views, nothing
 is ever copied here. The memory is a memfd, zero at birth and populated as it is touched, so that a pool larger than
 what is used costs nothing, and so that its descriptor can be handed to another process later. Knows nothing of what
 a block holds or who may write it: that is `core.blocks` and `BlockPool`.
@@ -14,13 +14,19 @@ import os
 import torch
 
 from core.errors import ConfigError
-from core.kv_layout import KVLayout
+from core.kv_layout import SCALE_BYTES, KVGroup, KVLayout
+from kernels.kv_view import KVView
 
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "int8_per_token_head": torch.int8,
+    "fp8_per_token_head": torch.float8_e4m3fn,
 }
+"""Element type of each KV dtype."""
 
 
 class PoolStorage:
@@ -63,23 +69,35 @@ class PoolStorage:
         """The bytes of one block."""
         return self.buffer[block * self.block_bytes : (block + 1) * self.block_bytes]
 
-    def layer_views(self, group: int = 0) -> list[torch.Tensor]:
-        """One strided view for each layer of a group, in the group's order.
-
-        Each is [num_blocks, num_kv_heads, 2, block_size, head_dim]; index 0 of the third axis is K, 1 is V.
-        """
+    def layer_views(self, group: int = 0) -> list[KVView]:
+        """One strided view for each layer of a group, in the group's order."""
         spec = self.layout.groups[group]
-        block_size, head_dim = self.layout.block_size, spec.slot.head_dim
-        elements = self.tensor.view(_DTYPES[spec.slot.dtype])  # [num_blocks, elements of a block]
-        half = block_size * head_dim
-        slab = 2 * half
-        size = (self.num_blocks, spec.num_kv_heads, 2, block_size, head_dim)
-        stride = (elements.shape[1], slab, half, head_dim, 1)
-        layer_elements = spec.num_kv_heads * slab
         return [
-            elements.as_strided(size, stride, storage_offset=layer * layer_elements)
-            for layer in range(len(spec.layers))
+            KVView(self._values(spec, place), self._scales(spec, place))
+            for place in range(len(spec.layers))
         ]
+
+    def _values(self, group: KVGroup, place: int) -> torch.Tensor:
+        """The elements of one layer: [num_blocks, num_kv_heads, 2, block_size, head_dim]."""
+        block_size, slot = self.layout.block_size, group.slot
+        elements = self.tensor.view(_DTYPES[slot.dtype])  # [num_blocks, elements of a block]
+        size = (self.num_blocks, group.num_kv_heads, 2, block_size, slot.head_dim)
+        half = block_size * slot.head_dim
+        slab = group.slab_bytes(block_size) // slot.element_bytes
+        stride = (elements.shape[1], slab, half, slot.head_dim, 1)
+        return elements.as_strided(size, stride, place * group.num_kv_heads * slab)
+
+    def _scales(self, group: KVGroup, place: int) -> torch.Tensor | None:
+        """The scales of one layer: [num_blocks, num_kv_heads, 2, block_size]."""
+        block_size, slot = self.layout.block_size, group.slot
+        if not slot.has_scales:
+            return None
+        scales = self.tensor.view(torch.float32)  # [num_blocks, block_bytes / SCALE_BYTES]
+        slab = group.slab_bytes(block_size) // SCALE_BYTES
+        first = slot.scales_offset_bytes(block_size) // SCALE_BYTES
+        size = (self.num_blocks, group.num_kv_heads, 2, block_size)
+        stride = (scales.shape[1], slab, block_size, 1)
+        return scales.as_strided(size, stride, place * group.num_kv_heads * slab + first)
 
     def close(self) -> None:
         """Let go of the memory. Idempotent.
@@ -110,10 +128,12 @@ def allocate_pool(layout: KVLayout, num_blocks: int) -> PoolStorage:
 
 
 def _check_alignment(layout: KVLayout) -> None:
+    """Every slab, and the scales in it, must start where its elements may start."""
     for group in layout.groups:
-        element_bytes = _DTYPES[group.slot.dtype].itemsize
-        if layout.block_bytes % element_bytes:
-            raise ConfigError(
-                f"block_bytes: {layout.block_bytes} must be a multiple of {element_bytes}, "
-                f"the size of {group.slot.dtype}"
-            )
+        wanted = group.slot.alignment_bytes
+        slab_bytes = group.slab_bytes(layout.block_size)
+        for name, num_bytes in (("block_bytes", layout.block_bytes), ("slab bytes", slab_bytes)):
+            if num_bytes % wanted:
+                raise ConfigError(
+                    f"{name}: {num_bytes} must be a multiple of {wanted}, which {group.slot.dtype} asks for"
+                )

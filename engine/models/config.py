@@ -70,7 +70,7 @@ class ModelConfig:
         return self.layer_windows[0] if len(set(self.layer_windows)) == 1 else None
 
     def kv_groups(self, dtype: str) -> tuple[KVGroup, ...]:
-        """The KV groups of the whole model, with elements of `dtype`.
+        """The KV groups of the whole model, holding KV as `dtype` (a key of KV_DTYPES).
 
         Layers of mixed windows form one full-attention group: they keep everything and windows only mask.
         """
@@ -79,7 +79,7 @@ class ModelConfig:
             kind=GroupKind.FULL_ATTENTION if window is None else GroupKind.SLIDING_WINDOW,
             layers=tuple(range(self.num_layers)),
             num_kv_heads=self.num_kv_heads,
-            slot=SlotFormat("plain", dtype, self.head_dim),
+            slot=SlotFormat.of(dtype, self.head_dim),
             window=window,
         )
         return (group,)

@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.models.config import ModelConfig
 from engine.models.rope import rope_angles, rope_frequencies
 from kernels import ops
+from kernels.kv_view import KVView
 from kernels.step import StepMetadata
 from kernels.weights import Weight
 
@@ -30,7 +31,7 @@ class Model(Protocol):
         self,
         token_ids: Tensor,
         positions: Tensor,
-        layer_views: Sequence[Tensor],
+        layer_views: Sequence[KVView],
         metadata: StepMetadata,
     ) -> Tensor:
         """Hidden rows `[T, H]` of `token_ids [T]` at `positions [T]`; writes each layer's KV and marks it."""
@@ -85,7 +86,7 @@ class DecoderModel:
         self,
         token_ids: Tensor,
         positions: Tensor,
-        layer_views: Sequence[Tensor],
+        layer_views: Sequence[KVView],
         metadata: StepMetadata,
     ) -> Tensor:
         """See Model.forward."""
@@ -123,7 +124,7 @@ class DecoderModel:
         normed: Tensor,
         cos: Tensor,
         sin: Tensor,
-        layer_view: Tensor,
+        layer_view: KVView,
         metadata: StepMetadata,
     ) -> Tensor:
         config = self.config

@@ -17,6 +17,7 @@ from core.kv_layout import KVLayout
 from engine.models.decoder import Model
 from engine.runner.forward_batch import BatchItem, ForwardBatch, build_batch
 from kernels import ops
+from kernels.kv_view import KVView
 from kernels.program import progress
 from kernels.step import StepMetadata
 
@@ -25,15 +26,15 @@ _RANGES_A_MODEL = 3
 
 
 class Storage(Protocol):
-    """What the runner needs of a pool: its bytes, and its layers as tensors."""
+    """What the runner needs of a pool: its bytes, and its layers as kernels see them."""
 
     @property
     def tensor(self) -> Tensor:
         """`[num_blocks, block_bytes]` uint8."""
         ...
 
-    def layer_views(self, group: int) -> list[Tensor]:
-        """For each layer of a group, `[num_blocks, Hkv, 2, block_size, D]` over the same bytes."""
+    def layer_views(self, group: int) -> list[KVView]:
+        """One for each layer of a group, over the same bytes."""
         ...
 
 
@@ -107,9 +108,9 @@ class ModelRunner:
         return time.perf_counter() - started
 
 
-def _views_by_layer(layout: KVLayout, storage: Storage, num_layers: int) -> list[Tensor]:
+def _views_by_layer(layout: KVLayout, storage: Storage, num_layers: int) -> list[KVView]:
     """The KV view of every model layer, whichever group it is in."""
-    views: dict[int, Tensor] = {}
+    views: dict[int, KVView] = {}
     for number, group in enumerate(layout.groups):
         views.update(zip(group.layers, storage.layer_views(number), strict=True))
     assert sorted(views) == list(range(num_layers)), "every layer lies in exactly one group"

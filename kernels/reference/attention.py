@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.kv_view import KVView
+from kernels.reference.kv_formats import dequantize
 from kernels.step import StepMetadata
 
 _PADDING_LIMIT = 1.5  # a group's common length over its shortest member's
@@ -43,40 +45,40 @@ class Piece:
 
 def paged_attention(
     query: Tensor,
-    layer_view: Tensor,
+    layer: KVView,
     metadata: StepMetadata,
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
     """See `kernels.ops.paged_attention`."""
-    block_size = layer_view.shape[3]
+    block_size = layer.block_size
     key = ("attention", block_size, window, query.dtype)
     pieces = metadata.once(key, lambda: _plan(metadata, block_size, window, query.dtype))
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
     for piece in pieces:
-        _attend(piece, query, layer_view, output, scale, soft_cap)
+        _attend(piece, query, layer, output, scale, soft_cap)
     return output
 
 
 def _attend(
     piece: Piece,
     query: Tensor,
-    layer_view: Tensor,
+    layer: KVView,
     output: Tensor,
     scale: float,
     soft_cap: float | None,
 ) -> None:
     """Write the rows of one piece into `output`."""
     num_heads, head_dim = query.shape[1:]
-    num_kv_heads = layer_view.shape[1]
+    num_kv_heads = layer.num_kv_heads
     count, rows = piece.num_sequences, piece.num_rows
     rows_end = piece.first_row + count * rows
     if piece.row_numbers is None:
         own = query[piece.first_row : rows_end]
     else:
         own = query.index_select(0, piece.row_numbers)
-    keys, values = _gather(piece, layer_view, query.dtype)  # [n, Hkv, length, D] each
+    keys, values = _gather(piece, layer, query.dtype)  # [n, Hkv, length, D] each
     own = own.view(count, rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     if rows == 1:
         # The query heads of a KV head are rows of one product: [n, Hkv, heads a KV head, D].
@@ -111,12 +113,15 @@ def _attention(
     return torch.matmul(scores.softmax(-1, dtype=torch.float32).to(query.dtype), values)
 
 
-def _gather(piece: Piece, layer_view: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _gather(piece: Piece, layer: KVView, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """K and V of a piece, `[n, Hkv, length, D]` each, strided over one gathered copy."""
-    num_kv_heads, head_dim = layer_view.shape[1], layer_view.shape[4]
-    by_head = layer_view.permute(1, 2, 0, 3, 4)  # [Hkv, 2, num_blocks, block_size, D]
-    gathered = by_head.index_select(2, piece.blocks).to(dtype)
-    gathered = gathered.view(num_kv_heads, 2, -1, head_dim)
+    num_kv_heads, head_dim = layer.num_kv_heads, layer.head_dim
+    by_head = layer.values.permute(1, 2, 0, 3, 4)  # [Hkv, 2, num_blocks, block_size, D]
+    values = by_head.index_select(2, piece.blocks)
+    scales = None
+    if layer.scales is not None:
+        scales = layer.scales.permute(1, 2, 0, 3).index_select(2, piece.blocks)
+    gathered = dequantize(values, scales, dtype).view(num_kv_heads, 2, -1, head_dim)
     if piece.unseen.numel():
         gathered.index_fill_(2, piece.unseen, 0.0)
     gathered = gathered.view(num_kv_heads, 2, piece.num_sequences, -1, head_dim)

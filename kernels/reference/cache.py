@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.kv_view import KVView
+from kernels.reference.kv_formats import quantize
 from kernels.step import StepMetadata
 
 
@@ -19,17 +21,18 @@ def _destinations(metadata: StepMetadata, block_size: int) -> tuple[Tensor | Non
     return rows, torch.div(slots, block_size, rounding_mode="floor"), slots % block_size
 
 
-def write_kv(key: Tensor, value: Tensor, layer_view: Tensor, metadata: StepMetadata) -> None:
+def write_kv(key: Tensor, value: Tensor, layer: KVView, metadata: StepMetadata) -> None:
     """See `kernels.ops.write_kv`."""
-    block_size = layer_view.shape[3]
+    block_size = layer.block_size
     rows, blocks, offsets = metadata.once(
         ("destinations", block_size), lambda: _destinations(metadata, block_size)
     )
-    if rows is not None:
-        key, value = key[rows], value[rows]
-    # [num_blocks, block_size, Hkv, D], strided: one row of it is one token
-    layer_view.select(2, 0).transpose(1, 2)[blocks, offsets] = key.to(layer_view.dtype)
-    layer_view.select(2, 1).transpose(1, 2)[blocks, offsets] = value.to(layer_view.dtype)
+    for part, heads in enumerate((key, value)):
+        values, scales = quantize(heads if rows is None else heads[rows], layer)
+        # [num_blocks, block_size, Hkv, D], strided: one row of it is one token
+        layer.values.select(2, part).transpose(1, 2)[blocks, offsets] = values
+        if layer.scales is not None and scales is not None:
+            layer.scales.select(2, part).transpose(1, 2)[blocks, offsets] = scales
 
 
 def copy_blocks(pool: Tensor, pairs: Sequence[tuple[int, int]]) -> None:

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from core.errors import ConfigError
 from core.kv_layout import (
+    KV_DTYPE_ALIASES,
+    KV_DTYPES,
     GroupKind,
     KVGroup,
     KVLayout,
@@ -20,7 +22,7 @@ from core.kv_layout import (
 
 def make_group(num_layers=3, num_kv_heads=2, head_dim=8, dtype="float32", first_layer=0):
     layers = tuple(range(first_layer, first_layer + num_layers))
-    slot = SlotFormat("plain", dtype, head_dim)
+    slot = SlotFormat.of(dtype, head_dim)
     return KVGroup(GroupKind.FULL_ATTENTION, layers, num_kv_heads, slot)
 
 
@@ -31,7 +33,10 @@ def make_layout(*groups, block_size=16, **changes):
 # ---------------------------------------------------------------- arithmetic
 
 
-@pytest.mark.parametrize(("dtype", "element"), [("float32", 4), ("bfloat16", 2), ("float16", 2)])
+@pytest.mark.parametrize(
+    ("dtype", "element"),
+    [("float32", 4), ("bfloat16", 2), ("float16", 2), ("fp8_e4m3", 1), ("fp8_e5m2", 1)],
+)
 def test_bytes_of_slot_slab_layer_block(dtype, element):
     group = make_group(dtype=dtype)
     layout = make_layout(group)
@@ -39,6 +44,26 @@ def test_bytes_of_slot_slab_layer_block(dtype, element):
     assert group.slab_bytes(16) == 16 * 2 * 8 * element
     assert group.layer_bytes(16) == 2 * 16 * 2 * 8 * element
     assert layout.block_bytes == group.used_bytes(16) == 3 * 2 * 16 * 2 * 8 * element
+
+
+@pytest.mark.parametrize("dtype", ["int8_per_token_head", "fp8_per_token_head"])
+def test_a_scaled_slot_holds_two_scales_beside_its_elements(dtype):
+    group = make_group(dtype=dtype)
+    assert group.slot.name == "token_head_scaled"
+    assert group.slot.slot_bytes == 2 * 8 + 2 * 4
+    assert group.slab_bytes(16) == 16 * (2 * 8 + 2 * 4)
+    assert group.slot.scales_offset_bytes(16) == 2 * 16 * 8
+    assert group.slot.alignment_bytes == 4
+    assert make_layout(group).block_bytes == 3 * 2 * group.slab_bytes(16)
+
+
+def test_every_kv_dtype_has_one_format():
+    for name, dtype in KV_DTYPES.items():
+        slot = SlotFormat.of(name, 8)
+        assert (slot.name, slot.element_bytes) == dtype
+        assert slot.alignment_bytes % slot.element_bytes == 0
+    assert set(KV_DTYPE_ALIASES.values()) <= set(KV_DTYPES)
+    assert not set(KV_DTYPE_ALIASES) & set(KV_DTYPES)
 
 
 def test_demo_model_block():
@@ -121,7 +146,19 @@ def test_num_ranks():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: SlotFormat("int3", "float32", 8), "slot format: 'int3' is unknown; known: plain"),
+        (
+            lambda: SlotFormat("int3", "float32", 8),
+            "slot format: 'int3' is unknown; known: plain, token_head_scaled",
+        ),
+        (
+            lambda: SlotFormat("plain", "int8_per_token_head", 8),
+            "slot format: 'plain' does not hold int8_per_token_head; token_head_scaled does",
+        ),
+        (
+            lambda: SlotFormat("token_head_scaled", "fp8_e4m3", 8),
+            "slot format: 'token_head_scaled' does not hold fp8_e4m3; plain does",
+        ),
+        (lambda: SlotFormat.of("fp8", 8), "KV dtype: 'fp8' is unknown"),
         (
             lambda: SlotFormat("plain", "float8", 8),
             "KV dtype: 'float8' is unknown; known: bfloat16",
@@ -164,6 +201,7 @@ def test_equal_layouts_convert():
         (make_layout(tensor_ranks=2), "tensor ranks: source 1, destination 2"),
         (make_layout(pipeline_ranks=2), "pipeline ranks: source 1, destination 2"),
         (make_layout(make_group(dtype="bfloat16")), "groups: source"),
+        (make_layout(make_group(dtype="int8_per_token_head")), "groups: source"),
         (make_layout(make_group(num_layers=4)), "groups: source"),
         (make_layout(make_group(first_layer=1)), "groups: source"),
     ],

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import ops
+from kernels.kv_view import KVView
 from kernels.step import StepMetadata
 
 BLOCK_SIZE = 16
@@ -90,11 +91,13 @@ class Step:
         key = torch.cat([keys[before:] for (before, _), keys in pairs])
         pairs = list(zip(self.case.sequences, self.values, strict=True))
         value = torch.cat([values[before:] for (before, _), values in pairs])
-        ops.write_kv(key, value, self.view, self.metadata)
+        ops.write_kv(key, value, KVView(self.view), self.metadata)
 
     def attend(self, scale: float) -> Tensor:
         window, soft_cap = self.case.window, self.case.soft_cap
-        return ops.paged_attention(self.query, self.view, self.metadata, scale, window, soft_cap)
+        return ops.paged_attention(
+            self.query, KVView(self.view), self.metadata, scale, window, soft_cap
+        )
 
     def expected(self, scale: float) -> Tensor:
         """Row by row, over exactly the positions a row sees, in float64."""
@@ -183,8 +186,8 @@ def test_half_precision_is_close(dtype: torch.dtype) -> None:
     step = Step(Case(sequences=((20, 1), (0, 33), (100, 1))))
     step.write_step()
     expected = step.expected(0.35)
-    half_view = step.view.to(dtype)
-    actual = ops.paged_attention(step.query.to(dtype), half_view, step.metadata, 0.35)
+    half = KVView(step.view.to(dtype))
+    actual = ops.paged_attention(step.query.to(dtype), half, step.metadata, 0.35)
     assert actual.dtype == dtype
     torch.testing.assert_close(actual.float(), expected, atol=3e-2, rtol=3e-2)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from core.errors import LayoutMismatch
 from core.ids import BlockId
-from core.kv_layout import GroupKind, KVGroup, KVLayout, SlotFormat, can_convert
+from core.kv_layout import KV_DTYPES, GroupKind, KVGroup, KVLayout, SlotFormat, can_convert
 from kvtransfer.plan import build_plan
 
 NUM_BLOCKS = 6
@@ -28,7 +28,7 @@ def layouts(draw: st.DrawFn) -> KVLayout:
                 kind=GroupKind.SLIDING_WINDOW if window else GroupKind.FULL_ATTENTION,
                 layers=tuple(range(draw(st.integers(1, 4)))),
                 num_kv_heads=draw(st.integers(1, 3)),
-                slot=SlotFormat("plain", draw(st.sampled_from(["float32", "bfloat16"])), 2),
+                slot=SlotFormat.of(draw(st.sampled_from(sorted(KV_DTYPES))), 2),
                 window=window,
             )
         )

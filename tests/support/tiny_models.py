@@ -101,7 +101,7 @@ class PagedRun:
         # Descending and interleaved, so that no sequence's blocks lie in order; unwritten slots hold NaN.
         self._free = list(range(1, num_blocks))
         for view in self.storage.layer_views(0):
-            view.fill_(float("nan"))
+            view.values.fill_(float("nan"))
         self._blocks: dict[int, list[int]] = {}
         self._lengths: dict[int, int] = {}
 

@@ -56,7 +56,8 @@ def test_a_range_is_in_the_pool_when_it_is_announced_and_later_ones_are_not(
     views = run.storage.layer_views(0)
 
     def is_written(layer: int) -> bool:
-        first, second = views[layer][4], views[layer][2, :, :, : len(PROMPT) - 16]
+        values = views[layer].values
+        first, second = values[4], values[2, :, :, : len(PROMPT) - 16]
         return not bool(first.isnan().any() or second.isnan().any())
 
     heard: list[list[bool]] = []

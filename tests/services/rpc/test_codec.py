@@ -10,7 +10,7 @@ from core.block_hash import HashAlgorithm, HashRoot
 from core.errors import InvalidRequest, ProtocolMismatch
 from core.ids import Epoch, RequestId, WorkerId
 from core.kv_identity import GroupShape, KVIdentity
-from core.kv_layout import GroupKind, KVGroup, KVLayout, SlotFormat
+from core.kv_layout import KV_DTYPES, GroupKind, KVGroup, KVLayout, SlotFormat
 from core.request import Request, SamplingParams
 from core.worker_info import Role, WorkerInfo, WorkerLoad, WorkerRates
 from services.rpc import codec, record_codec
@@ -53,9 +53,7 @@ requests = st.builds(
     cache_salt=text,
     trace_parent=text,
 )
-slots = st.builds(
-    SlotFormat, st.just("plain"), st.sampled_from(["float32", "bfloat16", "float16"]), small
-)
+slots = st.builds(SlotFormat.of, st.sampled_from(sorted(KV_DTYPES)), small)
 layers = st.lists(st.integers(0, 200), min_size=1, max_size=4, unique=True).map(sorted).map(tuple)
 groups = st.one_of(
     st.builds(KVGroup, st.just(GroupKind.FULL_ATTENTION), layers, small, slots),
