@@ -73,6 +73,11 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return _active.silu_mul(gate_up)
 
 
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """`gelu(gate) * up`, with the tanh approximation of gelu, for `gate_up [T, 2 * N]`: `[T, N]`."""
+    return _active.gelu_mul(gate_up)
+
+
 def write_kv(key: Tensor, value: Tensor, layer: KVView, metadata: StepMetadata) -> None:
     """Put each row's K and V (`[T, Hkv, D]`) into its slot; a row with slot -1 is written nowhere.
 
@@ -88,18 +93,54 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of `query [T, Hq, D]` over the pool: `[T, Hq, D]`.
 
     A row at position p sees positions `(p - window, p]`, or `[0, p]` without a window. With a soft cap, scores s
-    become `soft_cap * tanh(s / soft_cap)`. Slots outside what a row sees never reach the result, whatever they hold.
+    become `soft_cap * tanh(s / soft_cap)`. sinks, `[Hq]` float32, are logits (neither scaled nor capped) that join a
+    head's softmax and carry no value. Slots outside what a row sees never reach the result, whatever they hold.
     """
-    return _active.paged_attention(query, layer, metadata, scale, window, soft_cap)
+    return _active.paged_attention(query, layer, metadata, scale, window, soft_cap, sinks)
+
+
+def merge_partials(outputs: Tensor, log_sums: Tensor) -> Tensor:
+    """Attention `[T, Hq, D]` from P disjoint ranges of positions, folded left in their order.
+
+    outputs: `[P, T, Hq, D]` float32, the attention of each range alone. log_sums: `[P, T, Hq]` float32, the logarithm
+    of its sum of exponentials; -inf where a range saw nothing: it weighs nothing, whatever its output holds. A row
+    that no range saw is zeros.
+    """
+    return _active.merge_partials(outputs, log_sums)
 
 
 def copy_blocks(pool: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
     """Copy whole blocks of a byte pool `[num_blocks, block_bytes]`, each pair (source, destination) in order."""
     _active.copy_blocks(pool, pairs)
+
+
+def gather_blocks(pool: Tensor, block_ids: Sequence[int]) -> Tensor:
+    """Whole blocks of a byte pool `[num_blocks, block_bytes]`, in the order named: `[n, block_bytes]`, own memory."""
+    return _active.gather_blocks(pool, block_ids)
+
+
+def scatter_blocks(staging: Tensor, pool: Tensor, block_ids: Sequence[int]) -> None:
+    """Put `staging [n, block_bytes]` into blocks of a byte pool, which must differ from each other."""
+    _active.scatter_blocks(staging, pool, block_ids)
+
+
+def convert_kv(
+    source: KVView,
+    source_blocks: Sequence[int],
+    destination: KVView,
+    destination_blocks: Sequence[int],
+) -> None:
+    """Put whole blocks of one layer into another pool's blocks, which must differ, in the form that pool keeps.
+
+    Both pools have the same heads, head size and block size. Each slot is what `write_kv` would make of the numbers
+    it holds in the source, in float32.
+    """
+    _active.convert_kv(source, source_blocks, destination, destination_blocks)
 
 
 def mark(layer: int) -> None:

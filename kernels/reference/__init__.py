@@ -1,8 +1,15 @@
 """The operations of `kernels.ops` in plain torch: the specification, and the only backend that needs nothing built."""
 
 from kernels.reference.attention import paged_attention
-from kernels.reference.cache import copy_blocks, write_kv
-from kernels.reference.elementwise import add_rms_norm, rms_norm, rope, silu_mul
+from kernels.reference.cache import (
+    convert_kv,
+    copy_blocks,
+    gather_blocks,
+    scatter_blocks,
+    write_kv,
+)
+from kernels.reference.elementwise import add_rms_norm, gelu_mul, rms_norm, rope, silu_mul
+from kernels.reference.merging import merge_partials
 from kernels.reference.packing import pack
 from kernels.reference.philox import uniforms
 from kernels.reference.products import embedding, linear
@@ -24,11 +31,15 @@ __all__ = [
     "allow_only",
     "argmax",
     "ban",
+    "convert_kv",
     "copy_blocks",
     "draw",
     "embedding",
+    "gather_blocks",
+    "gelu_mul",
     "linear",
     "log_normalisers",
+    "merge_partials",
     "pack",
     "paged_attention",
     "penalise_frequency",
@@ -36,6 +47,7 @@ __all__ = [
     "rms_norm",
     "rope",
     "row_logprobs",
+    "scatter_blocks",
     "silu_mul",
     "uniforms",
     "write_kv",

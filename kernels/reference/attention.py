@@ -50,6 +50,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See `kernels.ops.paged_attention`."""
     block_size = layer.block_size
@@ -57,7 +58,7 @@ def paged_attention(
     pieces = metadata.once(key, lambda: _plan(metadata, block_size, window, query.dtype))
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
     for piece in pieces:
-        _attend(piece, query, layer, output, scale, soft_cap)
+        _attend(piece, query, layer, output, scale, soft_cap, sinks)
     return output
 
 
@@ -68,6 +69,7 @@ def _attend(
     output: Tensor,
     scale: float,
     soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> None:
     """Write the rows of one piece into `output`."""
     num_heads, head_dim = query.shape[1:]
@@ -80,16 +82,19 @@ def _attend(
         own = query.index_select(0, piece.row_numbers)
     keys, values = _gather(piece, layer, query.dtype)  # [n, Hkv, length, D] each
     own = own.view(count, rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    if sinks is not None:
+        sinks = sinks.view(num_kv_heads, -1, 1)  # [Hkv, heads a KV head, 1]
     if rows == 1:
         # The query heads of a KV head are rows of one product: [n, Hkv, heads a KV head, D].
-        result = _attention(own.squeeze(1), keys, values, piece.mask, scale, soft_cap)
+        result = _attention(own.squeeze(1), keys, values, piece.mask, scale, soft_cap, sinks)
         result = result.reshape(count, num_heads, head_dim)
     else:
         # One sequence: its KV heads take the batch's place, [Hkv, heads a KV head, rows, D].
         own = own[0].permute(1, 2, 0, 3)
         keys = keys[0].unsqueeze(1).expand(-1, own.shape[1], -1, -1)
         values = values[0].unsqueeze(1).expand(-1, own.shape[1], -1, -1)
-        result = _attention(own, keys, values, piece.mask, scale, soft_cap)
+        sinks = None if sinks is None else sinks.unsqueeze(2)
+        result = _attention(own, keys, values, piece.mask, scale, soft_cap, sinks)
         result = result.permute(2, 0, 1, 3).reshape(rows, num_heads, head_dim)
     if piece.row_numbers is None:
         output[piece.first_row : rows_end] = result
@@ -104,13 +109,22 @@ def _attention(
     mask: Tensor,
     scale: float,
     soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """softmax(scale * query @ keys^T + mask) @ values over the last two dimensions."""
-    if soft_cap is None:
+    """softmax(cap(scale * query @ keys^T) + mask, and the sinks) @ values over the last two dimensions.
+
+    sinks: one logit a row, of a shape that broadcasts to `[..., rows, 1]`.
+    """
+    if soft_cap is None and sinks is None:
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
-    scores = torch.matmul(query, keys.transpose(-1, -2)).mul_(scale)
-    scores = scores.div_(soft_cap).tanh_().mul_(soft_cap).add_(mask)
-    return torch.matmul(scores.softmax(-1, dtype=torch.float32).to(query.dtype), values)
+    scores = torch.matmul(query.float(), keys.float().transpose(-1, -2)).mul_(scale)
+    if soft_cap is not None:
+        scores = scores.div_(soft_cap).tanh_().mul_(soft_cap)
+    scores = scores.add_(mask)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+    weights = scores.softmax(-1)[..., : keys.shape[-2]]  # what a sink takes has no value
+    return torch.matmul(weights, values.float()).to(query.dtype)
 
 
 def _gather(piece: Piece, layer: KVView, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Writes to the KV pool."""
+"""Writes to the KV pool, and whole blocks of it moved and converted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.kv_view import KVView
-from kernels.reference.kv_formats import quantize
+from kernels.reference.kv_formats import dequantize, quantize
 from kernels.step import StepMetadata
 
 
@@ -39,3 +39,32 @@ def copy_blocks(pool: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
     """See `kernels.ops.copy_blocks`."""
     for source, destination in pairs:
         pool[destination].copy_(pool[source])
+
+
+def gather_blocks(pool: Tensor, block_ids: Sequence[int]) -> Tensor:
+    """See `kernels.ops.gather_blocks`."""
+    return pool.index_select(0, torch.tensor(block_ids, dtype=torch.int64))
+
+
+def scatter_blocks(staging: Tensor, pool: Tensor, block_ids: Sequence[int]) -> None:
+    """See `kernels.ops.scatter_blocks`."""
+    pool.index_copy_(0, torch.tensor(block_ids, dtype=torch.int64), staging)
+
+
+def convert_kv(
+    source: KVView,
+    source_blocks: Sequence[int],
+    destination: KVView,
+    destination_blocks: Sequence[int],
+) -> None:
+    """See `kernels.ops.convert_kv`."""
+    assert source.values.shape[1:] == destination.values.shape[1:], "blocks of one shape"
+    assert len(source_blocks) == len(destination_blocks), "a destination for each source"
+    taken = torch.tensor(source_blocks, dtype=torch.int64)
+    scales = None if source.scales is None else source.scales[taken]
+    numbers = dequantize(source.values[taken], scales, torch.float32)  # [n, Hkv, 2, block_size, D]
+    values, scales = quantize(numbers, destination)
+    given = torch.tensor(destination_blocks, dtype=torch.int64)
+    destination.values[given] = values
+    if destination.scales is not None and scales is not None:
+        destination.scales[given] = scales

@@ -37,3 +37,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """See `kernels.ops.silu_mul`."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """See `kernels.ops.gelu_mul`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
