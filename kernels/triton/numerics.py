@@ -1,0 +1,67 @@
+"""Arithmetic that several kernels share, for use inside kernels only.
+
+Two things differ between a card and the interpreter, and only here: the interpreter multiplies bfloat16 as the raw
+bit patterns they are stored in, so products widen their operands first; and it truncates to bfloat16, so narrowing
+rounds by hand. Compiled code contains neither.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.triton.launch import INTERPRETED
+
+_INTERPRETED = tl.constexpr(INTERPRETED)
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+_ROUNDING = tl.constexpr(
+    12582912.0
+)  # 1.5 * 2**23: adding it leaves no room for a fraction in float32
+
+
+@triton.jit
+def dot(left, right, total):
+    """`total + left @ right`, the sum in float32; float32 operands are not narrowed to TF32."""
+    if _INTERPRETED:
+        result = tl.dot(left.to(tl.float32), right.to(tl.float32), total, input_precision="ieee")
+    else:
+        result = tl.dot(left, right, total, input_precision="ieee")
+    return result
+
+
+@triton.jit
+def narrow(values, dtype: tl.constexpr):
+    """float32 to `dtype`, rounded to nearest even."""
+    if _INTERPRETED and dtype == tl.bfloat16:
+        bits = values.to(tl.uint32, bitcast=True)
+        rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+        rounded = tl.where(values == values, rounded, 0x7FC0)
+        result = rounded.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        result = values.to(dtype)
+    return result
+
+
+@triton.jit
+def as_type(numbers, dtype: tl.constexpr):
+    """Numbers of any type as `dtype`, rounded to nearest even, untouched where they have it."""
+    if numbers.dtype == dtype:
+        result = numbers
+    elif _INTERPRETED:
+        result = narrow(numbers.to(tl.float32), dtype)
+    else:
+        result = numbers.to(dtype)
+    return result
+
+
+@triton.jit
+def round_even(values):
+    """The nearest whole number of float32 values below 2**22 in magnitude, the even one of two."""
+    return (values + _ROUNDING) - _ROUNDING
+
+
+@triton.jit
+def tanh(values):
+    """Hyperbolic tangent, by the exponential; an infinite one gives 1 exactly."""
+    return 1.0 - 2.0 / (tl.exp(2.0 * values) + 1.0)
