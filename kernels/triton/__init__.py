@@ -1,7 +1,8 @@
 """The operations of `kernels.ops` for GPUs, in Triton.
 
 Importing this package imports neither triton nor torch: an operation's module is loaded when the operation is first
-used. What is missing is then named with the extra that brings it.
+used. What is missing is then named with the extra that brings it. No module is named like an operation: importing
+it would take the operation's place here.
 """
 
 from __future__ import annotations
@@ -14,21 +15,24 @@ from core.errors import ConfigError
 _MODULES = {
     "activation": ("gelu_mul", "silu_mul"),
     "adjustments": ("add_bias", "allow_only", "ban", "penalise_frequency", "penalise_repetition"),
-    "argmax": ("argmax",),
+    "largest": ("argmax",),
     "attention": ("paged_attention",),
     "blocks": ("copy_blocks", "gather_blocks", "scatter_blocks"),
-    "convert_kv": ("convert_kv",),
-    "draw": ("draw", "log_normalisers"),
+    "kv_conversion": ("convert_kv",),
+    "drawing": ("draw", "log_normalisers"),
     "logprobs": ("row_logprobs",),
-    "merge": ("merge_partials",),
+    "merging": ("merge_partials",),
     "norms": ("add_rms_norm", "rms_norm"),
     "philox": ("uniforms",),
     "products": ("embedding", "linear", "pack", "pack_rows"),
-    "rope": ("rope",),
+    "rotary": ("rope",),
+    "rows": ("rope_angles", "take_rows"),
     "settings": ("use_batch_invariance",),
-    "write_kv": ("write_kv",),
+    "kv_writes": ("write_kv",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+OPERATIONS = tuple(sorted(_MODULE_OF))
+"""Everything that this package answers to, none of it loaded yet."""
 
 
 def __getattr__(name: str) -> Any:

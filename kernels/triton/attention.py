@@ -20,8 +20,8 @@ from kernels.triton.attention_kernel import WORK_FIELDS, attention_kernel
 from kernels.triton.attention_plan import Shape, make_plan
 from kernels.triton.kv_formats import readable
 from kernels.triton.launch import current_card, launch
-from kernels.triton.merge import WORK_FIELDS as MERGE_FIELDS
-from kernels.triton.merge import merge_rows
+from kernels.triton.merging import WORK_FIELDS as MERGE_FIELDS
+from kernels.triton.merging import merge_rows
 from kernels.triton.tables import AttentionTile
 from kernels.triton.tuning import PROGRAMS_A_MULTIPROCESSOR, attention_tile
 

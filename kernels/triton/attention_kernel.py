@@ -6,7 +6,8 @@ see leaves the row's state as it is, bit for bit, so a row's result depends on i
 rows beside it. What lies in slots that no row of the tile may see is never loaded.
 
 With IS_SPLIT the range is one of several: the output is the range's own attention and its log-sum, for
-`kernels.triton.merge`, which also counts the sinks. Otherwise the range is all that the rows see and the output final.
+`kernels.triton.merging`, which also counts the sinks. Otherwise the range is all that the rows see, and the output
+final.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Shape:
 
 @dataclass(slots=True)
 class Plan:
-    """Flat fields of work items and merges, in the order of `attention_kernel` and `merge`.
+    """Flat fields of work items and merges, in the order of `attention_kernel` and `merging`.
 
     whole, split: items of WORK_FIELDS numbers. merges: rows of 4 numbers. num_partials: rows of the parts' outputs.
     """

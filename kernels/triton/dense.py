@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.launch import launch
-from kernels.triton.numerics import dot, narrow
+from kernels.triton.numerics import dot, store_tile
 from kernels.triton.tuning import product_tile
 
 
@@ -49,11 +49,9 @@ def _dense_kernel(
         total = dot(left, right, total)
         inputs += BLOCK_COLUMNS
         weights += BLOCK_COLUMNS * weight_column_stride
-    if HAS_BIAS:
-        total += tl.load(bias_ptr + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
-    target = output_ptr + row.to(tl.int64)[:, None] * output_stride + output[None, :]
-    mask = is_row[:, None] & is_output[None, :]
-    tl.store(target, narrow(total, output_ptr.dtype.element_ty), mask=mask)
+    row, output = row[:, None], output[None, :]
+    is_row, is_output = is_row[:, None], is_output[None, :]
+    store_tile(total, bias_ptr, output_ptr, row, output, is_row, is_output, output_stride, HAS_BIAS)
 
 
 def dense_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor) -> None:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.argmax import largest_and_id
+from kernels.triton.largest import largest_and_id
 from kernels.triton.launch import launch
 from kernels.triton.tuning import VOCABULARY_BLOCK
 

@@ -65,3 +65,14 @@ def round_even(values):
 def tanh(values):
     """Hyperbolic tangent, by the exponential; an infinite one gives 1 exactly."""
     return 1.0 - 2.0 / (tl.exp(2.0 * values) + 1.0)
+
+
+@triton.jit
+def store_tile(
+    total, bias_ptr, output_ptr, row, output, is_row, is_output, stride, HAS_BIAS: tl.constexpr
+):
+    """A product's tile `[rows, outputs]` into an output whose rows lie `stride` apart, bias added."""
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + output, mask=is_output, other=0.0).to(tl.float32)
+    target = output_ptr + row.to(tl.int64) * stride + output
+    tl.store(target, narrow(total, output_ptr.dtype.element_ty), mask=is_row & is_output)

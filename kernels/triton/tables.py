@@ -21,13 +21,18 @@ class AttentionTile(NamedTuple):
 
 
 class ProductTile(NamedTuple):
-    """One program's part of a product: rows x outputs, num_columns of the inputs a step of the loop."""
+    """One program's part of a product: rows x outputs.
+
+    block_columns: inputs a step of the loop, 0 where the weight's chunks say. num_slices: parts of the columns that
+    one program walks side by side.
+    """
 
     block_rows: int
     block_outputs: int
     block_columns: int
     num_warps: int
     num_stages: int
+    num_slices: int = 1
 
 
 ATTENTION: dict[tuple[str, str, int, int], AttentionTile] = {
@@ -48,7 +53,7 @@ ATTENTION: dict[tuple[str, str, int, int], AttentionTile] = {
     ("sm_80", "split", 4, 64): AttentionTile(16, 32, 4, 2),
     ("sm_80", "split", 4, 128): AttentionTile(16, 32, 4, 2),
     ("sm_80", "split", 4, 256): AttentionTile(16, 16, 4, 2),
-    ("sm_90", "prefill", 2, 64): AttentionTile(128, 128, 4, 3),
+    ("sm_90", "prefill", 2, 64): AttentionTile(128, 64, 4, 3),
     ("sm_90", "prefill", 2, 128): AttentionTile(128, 64, 8, 3),
     ("sm_90", "prefill", 2, 256): AttentionTile(64, 64, 8, 2),
     ("sm_90", "split", 2, 64): AttentionTile(16, 128, 4, 4),
@@ -58,9 +63,9 @@ ATTENTION: dict[tuple[str, str, int, int], AttentionTile] = {
     ("sm_90", "prefill", 4, 128): AttentionTile(32, 32, 8, 2),
     ("sm_90", "prefill", 4, 256): AttentionTile(16, 32, 8, 1),
     ("sm_90", "split", 4, 64): AttentionTile(16, 32, 4, 2),
-    ("sm_90", "split", 4, 128): AttentionTile(16, 32, 4, 2),
+    ("sm_90", "split", 4, 128): AttentionTile(16, 32, 8, 2),
     ("sm_90", "split", 4, 256): AttentionTile(16, 16, 4, 2),
-    ("sm_100", "prefill", 2, 64): AttentionTile(128, 128, 4, 3),
+    ("sm_100", "prefill", 2, 64): AttentionTile(128, 64, 4, 3),
     ("sm_100", "prefill", 2, 128): AttentionTile(128, 64, 8, 3),
     ("sm_100", "prefill", 2, 256): AttentionTile(64, 64, 8, 2),
     ("sm_100", "split", 2, 64): AttentionTile(16, 128, 4, 4),
@@ -70,7 +75,7 @@ ATTENTION: dict[tuple[str, str, int, int], AttentionTile] = {
     ("sm_100", "prefill", 4, 128): AttentionTile(32, 32, 8, 2),
     ("sm_100", "prefill", 4, 256): AttentionTile(16, 32, 8, 1),
     ("sm_100", "split", 4, 64): AttentionTile(16, 32, 4, 2),
-    ("sm_100", "split", 4, 128): AttentionTile(16, 32, 4, 2),
+    ("sm_100", "split", 4, 128): AttentionTile(16, 32, 8, 2),
     ("sm_100", "split", 4, 256): AttentionTile(16, 16, 4, 2),
 }
 
@@ -78,43 +83,34 @@ FEW_ROWS, SOME_ROWS = 16, 64
 """The most rows of a product of the classes `few` and `some`; more are `many`."""
 
 PRODUCTS: dict[tuple[str, str, int, str], ProductTile] = {
-    # (card, kernel, bytes of an input element, class of the number of rows); block_columns is a chunk where the
-    # weight's planes do not say.
-    ("interpreter", "dense", 2, "few"): ProductTile(16, 32, 32, 4, 1),
+    # (card, kernel, bytes of an input element, class of the number of rows)
     ("interpreter", "dense", 2, "some"): ProductTile(32, 32, 32, 4, 1),
-    ("interpreter", "dense", 2, "many"): ProductTile(64, 32, 32, 4, 1),
-    ("interpreter", "four_bit", 2, "few"): ProductTile(16, 32, 0, 4, 1),
+    ("interpreter", "four_bit", 2, "few"): ProductTile(16, 32, 0, 4, 1, 4),
     ("interpreter", "four_bit", 2, "some"): ProductTile(32, 32, 0, 4, 1),
     ("interpreter", "four_bit", 2, "many"): ProductTile(64, 32, 0, 4, 1),
-    ("interpreter", "eight_bit", 2, "few"): ProductTile(16, 32, 32, 4, 1),
+    ("interpreter", "eight_bit", 2, "few"): ProductTile(16, 32, 32, 4, 1, 4),
     ("interpreter", "eight_bit", 2, "some"): ProductTile(32, 32, 32, 4, 1),
     ("interpreter", "eight_bit", 2, "many"): ProductTile(64, 32, 32, 4, 1),
-    ("sm_80", "dense", 2, "few"): ProductTile(16, 32, 128, 4, 4),
     ("sm_80", "dense", 2, "some"): ProductTile(64, 64, 64, 4, 4),
-    ("sm_80", "dense", 2, "many"): ProductTile(128, 128, 32, 8, 4),
-    ("sm_80", "four_bit", 2, "few"): ProductTile(16, 32, 0, 2, 5),
-    ("sm_80", "four_bit", 2, "some"): ProductTile(64, 64, 0, 4, 4),
+    ("sm_80", "four_bit", 2, "few"): ProductTile(16, 32, 0, 8, 4, 8),
+    ("sm_80", "four_bit", 2, "some"): ProductTile(64, 32, 0, 4, 4),
     ("sm_80", "four_bit", 2, "many"): ProductTile(128, 64, 0, 8, 4),
-    ("sm_80", "eight_bit", 2, "few"): ProductTile(16, 32, 128, 2, 4),
-    ("sm_80", "eight_bit", 2, "some"): ProductTile(64, 64, 64, 4, 4),
+    ("sm_80", "eight_bit", 2, "few"): ProductTile(16, 32, 32, 8, 4, 8),
+    ("sm_80", "eight_bit", 2, "some"): ProductTile(64, 32, 64, 4, 4),
     ("sm_80", "eight_bit", 2, "many"): ProductTile(128, 64, 64, 8, 3),
-    ("sm_90", "dense", 2, "few"): ProductTile(16, 32, 128, 4, 5),
     ("sm_90", "dense", 2, "some"): ProductTile(64, 64, 128, 4, 4),
-    ("sm_90", "dense", 2, "many"): ProductTile(128, 128, 64, 8, 4),
-    ("sm_90", "four_bit", 2, "few"): ProductTile(16, 32, 0, 2, 6),
-    ("sm_90", "four_bit", 2, "some"): ProductTile(64, 64, 0, 4, 4),
+    ("sm_90", "four_bit", 2, "few"): ProductTile(16, 32, 0, 8, 4, 8),
+    ("sm_90", "four_bit", 2, "some"): ProductTile(64, 32, 0, 4, 4),
     ("sm_90", "four_bit", 2, "many"): ProductTile(128, 64, 0, 8, 4),
-    ("sm_90", "eight_bit", 2, "few"): ProductTile(16, 32, 128, 2, 5),
-    ("sm_90", "eight_bit", 2, "some"): ProductTile(64, 64, 64, 4, 4),
+    ("sm_90", "eight_bit", 2, "few"): ProductTile(16, 32, 32, 8, 4, 8),
+    ("sm_90", "eight_bit", 2, "some"): ProductTile(64, 32, 64, 4, 4),
     ("sm_90", "eight_bit", 2, "many"): ProductTile(128, 64, 64, 8, 4),
-    ("sm_100", "dense", 2, "few"): ProductTile(16, 32, 128, 4, 5),
     ("sm_100", "dense", 2, "some"): ProductTile(64, 64, 128, 4, 4),
-    ("sm_100", "dense", 2, "many"): ProductTile(128, 128, 64, 8, 4),
-    ("sm_100", "four_bit", 2, "few"): ProductTile(16, 32, 0, 2, 6),
-    ("sm_100", "four_bit", 2, "some"): ProductTile(64, 64, 0, 4, 4),
+    ("sm_100", "four_bit", 2, "few"): ProductTile(16, 32, 0, 8, 4, 8),
+    ("sm_100", "four_bit", 2, "some"): ProductTile(64, 32, 0, 4, 4),
     ("sm_100", "four_bit", 2, "many"): ProductTile(128, 64, 0, 8, 4),
-    ("sm_100", "eight_bit", 2, "few"): ProductTile(16, 32, 128, 2, 5),
-    ("sm_100", "eight_bit", 2, "some"): ProductTile(64, 64, 64, 4, 4),
+    ("sm_100", "eight_bit", 2, "few"): ProductTile(16, 32, 32, 8, 4, 8),
+    ("sm_100", "eight_bit", 2, "some"): ProductTile(64, 32, 64, 4, 4),
     ("sm_100", "eight_bit", 2, "many"): ProductTile(128, 64, 64, 8, 4),
 }
 

@@ -26,7 +26,7 @@ MOVED_WORDS = 2048
 VOCABULARY_BLOCK = 4096
 """Logits of one program that looks for the largest."""
 
-LARGEST_HALF = 64
+LARGEST_HALF = 32
 """Columns of half a chunk of four-bit quants, at most."""
 
 PROGRAMS_A_MULTIPROCESSOR = 2
@@ -60,10 +60,13 @@ def attention_tile(kind: str, dtype: torch.dtype, head_dim: int) -> AttentionTil
 
 
 def product_tile(kernel: str, dtype: torch.dtype, num_rows: int) -> ProductTile:
-    """The tile of a product of `num_rows` rows of `dtype`; one for all numbers where bits may not depend on it."""
+    """The tile of a product of `num_rows` rows of `dtype`; one for all numbers where bits may not depend on it.
+
+    `dense` has one always: where bits may depend on the number of rows, the vendor's library does plain products.
+    """
     if dtype.itemsize > 2:
         return FLOAT32_PRODUCT
     kind = "few" if num_rows <= FEW_ROWS else "some" if num_rows <= SOME_ROWS else "many"
-    if settings.is_batch_invariant():
+    if kernel == "dense" or settings.is_batch_invariant():
         kind = "some"
     return PRODUCTS[current_card().name, kernel, dtype.itemsize, kind]

@@ -2,7 +2,8 @@
 
 Run as a program in a process of its own, since the interpreter, which the other tests need, is chosen at import:
 
-    python -m tests.support.triton_compiler sm_90      a JSON list of Resources on standard output
+    python -m tests.support.triton_compiler sm_90             a JSON list of Resources on standard output
+    python -m tests.support.triton_compiler sm_90 decode      the same of examples whose names hold a word
 """
 
 from __future__ import annotations
@@ -53,8 +54,10 @@ def compile_launch(example: str, launch: Launch, card: Card) -> Resources:
     source = _source(launch)
     target = GPUTarget("cuda", card.capability, _WARP_SIZE)
     log = io.StringIO()
-    with contextlib.redirect_stdout(log), triton.knobs.nvidia.scope():
-        triton.knobs.nvidia.dump_ptxas_log = True
+    knobs = triton.knobs
+    with contextlib.redirect_stdout(log), knobs.nvidia.scope(), knobs.compilation.scope():
+        knobs.nvidia.dump_ptxas_log = True
+        knobs.compilation.always_compile = True  # what comes from a cache says nothing
         compiled = triton.compile(source, target=target, options=launch.options)
     spills, registers = _SPILLS.search(log.getvalue()), _REGISTERS.search(log.getvalue())
     assert spills is not None, f"the compiler said nothing of {launch.kernel.__name__}"
@@ -71,10 +74,12 @@ def compile_launch(example: str, launch: Launch, card: Card) -> Resources:
     )
 
 
-def compile_examples(card: Card) -> list[Resources]:
-    """Every launch of every example, each distinct kernel once."""
+def compile_examples(card: Card, word: str = "") -> list[Resources]:
+    """Every launch of the examples whose names hold `word`, each distinct kernel once."""
     done: dict[str, Resources] = {}
     for name, run in EXAMPLES.items():
+        if word not in name:
+            continue
         with recording(card) as launches:
             run()
         for launch in launches:
@@ -105,8 +110,9 @@ def _source(launch: Launch) -> ASTSource:
 def main() -> None:
     """Print what the compiler says for one card."""
     assert not INTERPRETED, "interpreted kernels cannot be compiled"
-    (card,) = (card for card in CARDS if card.name == sys.argv[1])
-    print(json.dumps([asdict(resources) for resources in compile_examples(card)]))
+    name, *words = sys.argv[1:]
+    (card,) = (card for card in CARDS if card.name == name)
+    print(json.dumps([asdict(resources) for resources in compile_examples(card, *words)]))
 
 
 if __name__ == "__main__":

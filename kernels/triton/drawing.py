@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.reference.sampling import FOLD_BLOCK
-from kernels.triton.argmax import largest_logits
 from kernels.triton.kept_ids import drop_above_top_p, least_logits
+from kernels.triton.largest import largest_logits
 from kernels.triton.launch import launch
 from kernels.workspace import Workspace
 
