@@ -40,7 +40,8 @@ def _dequantize_groups(weight: GroupWeight) -> Tensor:
     """`(quant - zero) * scale`, group by group."""
     num_rows, num_columns = weight.shape
     quants = torch.stack((weight.packed & 0x0F, weight.packed >> 4), dim=-1).float()
-    groups = quants.view(num_rows, -1, weight.group_size)  # [num_rows, groups, group_size]
+    num_groups = num_columns // weight.group_size
+    groups = quants.view(num_rows, num_groups, weight.group_size)
     if weight.zeros is None:
         centred = groups - _MIDDLE
     else:

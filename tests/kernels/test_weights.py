@@ -147,6 +147,12 @@ def test_an_embedding_is_rows_of_the_elements(weight: RowWeight, seed: int) -> N
     assert torch.equal(actual, dequantize(weight)[token_ids])
 
 
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_an_embedding_of_no_token_is_empty(has_zeros: bool) -> None:
+    weight = group_weight(4, 32, 16, has_zeros)
+    assert ops.embedding(torch.empty(0, dtype=torch.int64), weight).shape == (0, 32)
+
+
 def test_an_embedding_expands_to_the_dtype_of_the_weight() -> None:
     channels, groups = channel_weight(4, 32), group_weight(4, 32, 16, has_zeros=False)
     ids = torch.tensor([3, 0])

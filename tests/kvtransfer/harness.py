@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import cycle
 
 from core.blocks import BlockLife, BlockState, Permit
 from core.ids import BlockId, SessionId
@@ -28,11 +29,11 @@ FAST = TransferConfig(reconnect_delay_s=0.001, connect_timeout_s=2.0)
 def make_layout(
     block_size: int = 4, num_layers: Sequence[int] = (3, 2), num_kv_heads: int = 2
 ) -> KVLayout:
-    """A small layout of full-attention groups, the second one padded."""
-    slot = SlotFormat("plain", "float32", 4)
+    """A small layout of full-attention groups, the second one padded, of two slot formats in turn."""
+    slots = cycle([SlotFormat.of("float32", 4), SlotFormat.of("int8_per_token_head", 4)])
     groups = tuple(
         KVGroup(GroupKind.FULL_ATTENTION, tuple(range(count)), num_kv_heads, slot)
-        for count in num_layers
+        for count, slot in zip(num_layers, slots, strict=False)
     )
     return KVLayout(block_size, groups)
 

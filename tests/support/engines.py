@@ -70,11 +70,11 @@ class EngineHarness:
     ) -> None:
         model = tiny_model(model_seed)
         self.config = EngineConfig(model="tiny", max_num_seqs=16, **config)
-        self.layout = KVLayout(BLOCK_SIZE, model.config.kv_groups("float32"))
+        self.layout = KVLayout(BLOCK_SIZE, model.config.kv_groups(self.config.kv_dtype))
         self.identity = KVIdentity(
             f"tiny{model_seed}", "float32", "float32", "", model.config.group_shapes()
         )
-        self.root = HashRoot.of(self.identity)
+        self.root = HashRoot.of(self.identity, lossy_settings=(f"kv_dtype={self.config.kv_dtype}",))
         self.pool = BlockPool(BlockLife(num_blocks + 1))
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -92,7 +92,7 @@ class EngineHarness:
         self.outputs: dict[RequestId, list[ChoiceOutput]] = defaultdict(list)
         self.stats = EngineStats()
         self.num_told = 0
-        storage = allocate_pool(self.layout, num_blocks + 1)
+        self.storage = storage = allocate_pool(self.layout, num_blocks + 1)
         transfer = TransferConfig(link_rate_bytes_s=self.config.link_rate_bytes_s)
         self.receiver = TcpReceiver(
             self.pool.life, storage.buffer, self.layout, self.inbox.post, transfer

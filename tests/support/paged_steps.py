@@ -5,6 +5,7 @@ The pool is a real one, of three layers of which the middle one is used; whateve
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from core.kv_layout import KV_DTYPES, GroupKind, KVGroup, KVLayout, SlotFormat
-from engine.kvcache.storage import PoolStorage, allocate_pool
+from engine.kvcache.storage import PoolStorage
 from kernels import ops
 from kernels.kv_view import KVView
 from kernels.step import StepMetadata
@@ -84,7 +85,13 @@ def make_pool(case: Case, num_blocks: int) -> PoolStorage:
     """A poisoned pool of three layers in the case's format."""
     slot = SlotFormat.of(case.kv_dtype, case.head_dim)
     group = KVGroup(GroupKind.FULL_ATTENTION, (0, 1, 2), case.num_kv_heads, slot)
-    storage = allocate_pool(KVLayout(case.block_size, (group,)), num_blocks)
+    layout = KVLayout(case.block_size, (group,))
+    descriptor = os.memfd_create("poisoned-pool")
+    try:
+        os.ftruncate(descriptor, num_blocks * layout.block_bytes)
+        storage = PoolStorage(layout, num_blocks, descriptor)
+    finally:
+        os.close(descriptor)  # nobody closes the pool of a property test; its mapping ends with it
     storage.tensor.fill_(POISON_BYTE)
     return storage
 

@@ -26,6 +26,7 @@ from engine.kvcache.storage import PoolStorage, allocate_pool
 from engine.loading.load import LoadedModel
 from engine.runner.forward_batch import BatchItem, build_batch
 from engine.runner.model_runner import ModelRunner
+from tests.support.poison import POISON_BYTE
 
 BLOCK_SIZE = 16
 _CLASSES: dict[str, tuple[type[Any], type[Any]]] = {
@@ -93,15 +94,18 @@ class PagedRun:
     """Sequences that grow through our runner over one pool, blocks handed out in an order of their own."""
 
     def __init__(
-        self, loaded: LoadedModel, num_blocks: int = 96, layers_per_range: int = 0
+        self,
+        loaded: LoadedModel,
+        num_blocks: int = 96,
+        layers_per_range: int = 0,
+        kv_dtype: str = "float32",
     ) -> None:
-        layout = KVLayout(BLOCK_SIZE, loaded.config.kv_groups("float32"))
+        layout = KVLayout(BLOCK_SIZE, loaded.config.kv_groups(kv_dtype))
         self.storage: PoolStorage = allocate_pool(layout, num_blocks)
         self.runner = ModelRunner(loaded.model, layout, self.storage, layers_per_range)
         # Descending and interleaved, so that no sequence's blocks lie in order; unwritten slots hold NaN.
         self._free = list(range(1, num_blocks))
-        for view in self.storage.layer_views(0):
-            view.values.fill_(float("nan"))
+        self.storage.tensor.fill_(POISON_BYTE)
         self._blocks: dict[int, list[int]] = {}
         self._lengths: dict[int, int] = {}
 

@@ -63,3 +63,11 @@ def test_what_cannot_start_says_what_is_missing() -> None:
 def test_limits_are_the_dataclasses_own() -> None:
     with pytest.raises(ConfigError, match="--block-size: 17 must be a positive multiple of 16"):
         build.build_worker({**MODEL, "block-size": 17}, Role.MIXED)
+
+
+def test_a_cluster_s_workers_hold_kv_as_they_are_told() -> None:
+    config = build.build_cluster({**MODEL, "kv-cache-dtype": "fp8"}, {})
+    assert config.worker.engine.kv_dtype == "fp8_e4m3"
+    assert build.build_cluster(MODEL, {}).worker.engine.kv_dtype == "float32"
+    with pytest.raises(ConfigError, match="--kv-cache-dtype: 'int4' is unknown"):
+        build.build_worker({**MODEL, "kv-cache-dtype": "int4"}, Role.DECODE)
