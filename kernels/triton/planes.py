@@ -163,11 +163,12 @@ def blocks_to_planes(weight: BlockWeight) -> Planes:
     return Planes(quants, scales, offsets, plane.bits, plane.group_size, plane.middle)
 
 
-def half_of_chunk(group_size: int) -> int:
-    """Columns of half a chunk of four-bit quants: a power of two that cuts groups evenly; 0 where none does."""
+def half_of_chunk(group_size: int, num_columns: int) -> int:
+    """Columns of half a chunk of four-bit quants: a power of two that cuts groups and columns evenly; 0 if none."""
     half = LARGEST_HALF
     while half >= _LEAST_HALF:
-        if group_size % (2 * half) == 0 or group_size == half:
+        is_even = group_size % (2 * half) == 0 or group_size == half
+        if is_even and num_columns % (2 * half) == 0:
             return half
         half //= 2
     return 0
@@ -175,8 +176,9 @@ def half_of_chunk(group_size: int) -> int:
 
 def groups_to_planes(weight: GroupWeight) -> Planes | None:
     """Four-bit groups in planes; None where groups are too small or uneven for it."""
-    (num_rows, num_columns), half = weight.shape, half_of_chunk(weight.group_size)
-    if half == 0 or num_columns % (2 * half):
+    num_rows, num_columns = weight.shape
+    half = half_of_chunk(weight.group_size, num_columns)
+    if half == 0:
         return None
     quants = torch.stack((weight.packed & 15, weight.packed >> 4), dim=-1)
     halves = quants.view(num_rows, -1, 2, half)  # [num_rows, chunks, 2, half]

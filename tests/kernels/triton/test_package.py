@@ -1,0 +1,101 @@
+"""The package: the names of kernels.ops, loaded when used; launchers typed; errors that name what is missing."""
+
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+from kernels import ops, triton
+from kernels.triton import OPERATIONS
+
+NOT_A_BACKENDS = {"use_backend", "compile_step", "mark"}
+OWN = {"use_batch_invariance"}
+
+
+def run(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def public_functions(module):
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+    }
+
+
+def modules():
+    return [
+        importlib.import_module(found.name)
+        for found in pkgutil.iter_modules(triton.__path__, "kernels.triton.")
+    ]
+
+
+def test_every_operation_is_here_under_its_name():
+    assert set(OPERATIONS) == set(public_functions(ops)) - NOT_A_BACKENDS | OWN
+
+
+@pytest.mark.parametrize("name", sorted(set(OPERATIONS) - OWN))
+def test_an_operation_takes_what_ops_gives(name):
+    """The parameters of kernels.ops, in order; own ones behind them have defaults."""
+    wanted = list(inspect.signature(getattr(ops, name)).parameters)
+    own = list(inspect.signature(getattr(triton, name)).parameters.values())
+    assert [p.name for p in own[: len(wanted)]] == wanted
+    assert all(p.default is not p.empty for p in own[len(wanted) :])
+
+
+def test_no_module_takes_an_operations_name():
+    assert {found.name for found in pkgutil.iter_modules(triton.__path__)}.isdisjoint(OPERATIONS)
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda module: module.__name__)
+def test_launchers_are_typed(module):
+    for name, function in public_functions(module).items():
+        if getattr(function, "__globals__", {}).get("tl") and "Tensor" not in function.__globals__:
+            continue  # a module of kernels alone
+        signature = inspect.signature(function)
+        missing = [p.name for p in signature.parameters.values() if p.annotation is p.empty]
+        assert not missing, f"{name}: {missing}"
+        assert signature.return_annotation is not signature.empty, name
+
+
+def test_importing_kernels_and_the_package_loads_no_triton():
+    code = "import sys, kernels.ops, kernels.triton; print('triton' in sys.modules)"
+    assert run(code) == "False"
+
+
+def test_without_triton_the_extra_is_named():
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "from core.errors import ConfigError; import kernels.triton\n"
+        "try: kernels.triton.rms_norm\n"
+        "except ConfigError as error: print(error)"
+    )
+    assert "install baton[triton]" in run(code)
+
+
+def test_without_a_card_the_way_out_is_named():
+    code = (
+        "import torch; from core.errors import ConfigError; import kernels.triton\n"
+        "torch.cuda.is_available = lambda: False\n"
+        "try: kernels.triton.paged_attention\n"
+        "except ConfigError as error: print(error)\n"
+        "from kernels.triton.launch import current_card\n"
+        "try: current_card()\n"
+        "except ConfigError as error: print(error)"
+    )
+    assert "needs a CUDA card" in run(code)
+
+
+def test_an_unknown_name_is_no_attribute():
+    with pytest.raises(AttributeError, match="no attribute 'conjure'"):
+        _ = triton.conjure
