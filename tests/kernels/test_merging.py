@@ -48,8 +48,7 @@ def splits(draw: st.DrawFn) -> tuple[Tensor, Tensor, list[int]]:
 def test_merged_partials_equal_the_whole(split: tuple[Tensor, Tensor, list[int]]) -> None:
     scores, values, cuts = split
     parts = [
-        attention(scores[..., first:last], values[first:last])
-        for first, last in pairwise(cuts)
+        attention(scores[..., first:last], values[first:last]) for first, last in pairwise(cuts)
     ]
     outputs = torch.stack([output for output, _ in parts]).float()
     log_sums = torch.stack([log_sum for _, log_sum in parts]).float()
