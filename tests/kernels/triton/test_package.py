@@ -68,32 +68,24 @@ def test_launchers_are_typed(module):
         assert signature.return_annotation is not signature.empty, name
 
 
-def test_importing_kernels_and_the_package_loads_no_triton():
-    code = "import sys, kernels.ops, kernels.triton; print('triton' in sys.modules)"
-    assert run(code) == "False"
-
-
-def test_without_triton_the_extra_is_named():
+def test_what_is_missing_is_named_when_it_is_used() -> None:
+    """Nothing of triton is imported before; then the extra is named, or the card."""
     code = (
-        "import sys; sys.modules['triton'] = None\n"
-        "from core.errors import ConfigError; import kernels.triton\n"
+        "import sys, torch, kernels.ops, kernels.triton; from core.errors import ConfigError\n"
+        "print('triton' in sys.modules)\n"
+        "sys.modules['triton'] = None\n"
         "try: kernels.triton.rms_norm\n"
-        "except ConfigError as error: print(error)"
-    )
-    assert "install baton[triton]" in run(code)
-
-
-def test_without_a_card_the_way_out_is_named():
-    code = (
-        "import torch; from core.errors import ConfigError; import kernels.triton\n"
-        "torch.cuda.is_available = lambda: False\n"
-        "try: kernels.triton.paged_attention\n"
         "except ConfigError as error: print(error)\n"
+        "del sys.modules['triton']\n"
+        "torch.cuda.is_available = lambda: False\n"
         "from kernels.triton.launch import current_card\n"
         "try: current_card()\n"
         "except ConfigError as error: print(error)"
     )
-    assert "needs a CUDA card" in run(code)
+    is_loaded, extra, card = run(code).splitlines()
+    assert is_loaded == "False"
+    assert "install baton[triton]" in extra
+    assert "needs a CUDA card" in card
 
 
 def test_an_unknown_name_is_no_attribute():

@@ -27,7 +27,8 @@ from tests.support.random_weights import QUANTIZED_FORMATS, random_blocks
 from tests.support.triton_device import DEVICE, batch_invariance, on_device
 
 PRODUCT_TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-NUM_OUTPUTS = 40
+NUM_OUTPUTS = 20  # less than a tile; MANY_OUTPUTS are more
+MANY_OUTPUTS = 40
 
 
 def blocks(
@@ -124,10 +125,10 @@ def test_linear_over_packed_blocks(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q2_K", "Q5_1", "Q6_K"])
-@pytest.mark.parametrize("num_rows", [17, 70])
+@pytest.mark.parametrize("num_rows", [1, 17, 70])
 def test_linear_of_many_rows_over_packed_blocks(name: str, num_rows: int) -> None:
-    """The kernels of more rows than a slice has, at the edges of their tiles."""
-    weight = blocks(name, torch.float16)
+    """Every class of tiles, and edges in both directions."""
+    weight = blocks(name, torch.float16, MANY_OUTPUTS)
     check_product(exact_values(weight), triton.pack(there(weight)), num_rows, torch.float16, False)
 
 
@@ -192,7 +193,7 @@ def test_linear_over_plain_weights(dtype: torch.dtype, num_rows: int, num_column
 
 
 def test_embedding_of_other_weights() -> None:
-    token_ids = torch.tensor([5, 0, 39])
+    token_ids = torch.tensor([5, 0, NUM_OUTPUTS - 1])
     plain = DenseWeight(torch.randn(NUM_OUTPUTS, 24))
     for weight in (plain, channels(24), groups(8, has_zeros=True)):
         actual = triton.embedding(on_device(token_ids), there(weight))
