@@ -59,11 +59,13 @@ bench-%: $(VENV)/.dev ## one benchmark; bench-NAME writes benchmarks/results/NAM
 proto: $(VENV)/.dev ## regenerate the gRPC stubs from proto/
 	@$(VENV)/bin/python -m grpc_tools.protoc -I proto --python_out=. --grpc_python_out=. --pyi_out=. $(PROTO)
 
-# The stamps of the two environments; the larger one contains the smaller.
-$(VENV)/.run: pyproject.toml constraints.txt scripts/environment.py
+# The stamps of the two environments; the larger one contains the smaller. Installing builds the host kernels.
+INSTALLED_FROM := pyproject.toml constraints.txt setup.py scripts/environment.py $(wildcard kernels/cpu/native/*)
+
+$(VENV)/.run: $(INSTALLED_FROM)
 	@command -v $(PYTHON) >/dev/null || { echo "Baton needs Python 3.11 or newer: install python3."; exit 1; }
 	@exec $(PYTHON) scripts/environment.py run $(VENV)
 
-$(VENV)/.dev: pyproject.toml constraints.txt scripts/environment.py
+$(VENV)/.dev: $(INSTALLED_FROM)
 	@command -v $(PYTHON) >/dev/null || { echo "Baton needs Python 3.11 or newer: install python3."; exit 1; }
 	@exec $(PYTHON) scripts/environment.py dev $(VENV)

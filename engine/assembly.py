@@ -30,6 +30,8 @@ from engine.runner.model_runner import ModelRunner
 from engine.sampler.sampler import Sampler
 from engine.scheduler.config import SchedulerConfig
 from engine.scheduler.scheduler import Scheduler
+from kernels import ops
+from kernels.backends import BackendChoice, choose_backend
 from kvtransfer.config import TransferConfig
 from kvtransfer.transports.tcp.receiver import TcpReceiver
 from kvtransfer.transports.tcp.sender import TcpSender
@@ -43,11 +45,14 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
 
     Raises ConfigError and ModelLoadError, each with one sentence.
     """
-    torch.set_num_threads(config.num_threads)
+    kernels = choose_backend(config.kernel_backend, config.dtype, config.num_threads, config.device)
+    ops.use_backend(kernels.backend)
+    # The kernels' own threads share the cores with whatever torch still does: there it is one thread.
+    torch.set_num_threads(config.num_threads if kernels.name == "reference" else 1)
+    send(EngineProgress(f"kernels: {kernels.description}"))
     send(EngineProgress(f"loading {config.model}"))
-    model = load_model(
-        resolve_source(config.model, config.revision), config.dtype, config.weight_format
-    )
+    source = resolve_source(config.model, config.revision)
+    model = load_model(source, config.dtype, _weight_format(config, kernels))
     max_model_len = _max_model_len(config, model)
     layout = KVLayout(config.block_size, model.config.kv_groups(config.kv_dtype))
     num_blocks = _num_blocks(config, layout, max_model_len)
@@ -57,7 +62,7 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
     runner = ModelRunner(model.model, layout, storage, config.layers_per_range)
     send(EngineProgress("measuring the prefill rate"))
     rate = runner.measure_prefill_rate()
-    identity = _identity(config, model)
+    identity = _identity(config, model, kernels)
     root = _hash_root(config, identity)
     receiver, sender = _movers(config, pool.life, storage, layout, inbox)
     core = EngineCore(
@@ -86,6 +91,7 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
             transports=[TransportOffer(receiver.kind, receiver.addresses)],
             bundle=model.bundle,
             rates=WorkerRates(prefill_tokens_per_s=rate),
+            kernels=kernels.description,
         )
     )
     return core
@@ -126,11 +132,18 @@ def _movers(
     return receiver, TcpSender(storage.buffer, layout, inbox.post, transfer)
 
 
-def _identity(config: EngineConfig, model: LoadedModel) -> KVIdentity:
+def _weight_format(config: EngineConfig, kernels: BackendChoice) -> str:
+    if config.weight_format != "auto":
+        return config.weight_format
+    return "quantized" if kernels.keeps_blocks else "expanded"
+
+
+def _identity(config: EngineConfig, model: LoadedModel, kernels: BackendChoice) -> KVIdentity:
+    rounds = kernels.activation_dtype and model.weight_format == "gguf"
     return KVIdentity(
         model_digest=model.model_digest,
         weight_format=model.weight_format,
-        activation_dtype=config.dtype,
+        activation_dtype=kernels.activation_dtype if rounds else config.dtype,
         adapter_digest="",
         group_shapes=model.config.group_shapes(),
     )

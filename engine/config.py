@@ -13,7 +13,9 @@ from core.kv_layout import KV_DTYPE_ALIASES, KV_DTYPES
 from core.worker_info import Role
 
 ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
-WEIGHT_FORMATS = ("expanded", "quantized")
+WEIGHT_FORMATS = ("auto", "expanded", "quantized")
+KERNEL_BACKENDS = ("auto", "cpu", "reference", "triton")
+DEVICES = ("cpu", "cuda")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 HOST_MIN_STEP_TOKENS, HOST_MAX_STEP_TOKENS = 64, 2048
 
@@ -26,7 +28,11 @@ class EngineConfig:
     revision: Hub revision, empty for the default branch.
     role: what the worker serves.
     dtype: precision of activations and of expanded weights.
-    weight_format: `expanded` dequantises GGUF blocks at load, `quantized` keeps them and dequantises at use.
+    weight_format: `quantized` keeps GGUF blocks, `expanded` dequantises them at load; `auto` keeps them where the
+        kernels compute on them.
+    device: `cpu`, or `cuda` for the first GPU.
+    kernel_backend: code of the numeric operations: `cpu`, `reference`, `triton`; `auto` takes the fastest that is
+        there and right for `dtype`, and says which.
     kv_cache_dtype: how the pool holds KV; `auto` is the activations' type, fp8 and int8 ones are smaller and lossy.
     block_size: tokens in a block, a multiple of the hash block size.
     max_model_len: most tokens of prompt and answer together; 0 takes the model's own limit.
@@ -37,7 +43,7 @@ class EngineConfig:
     enable_prefix_caching: whether finished blocks stay findable.
     prefix_caching_hash_algo: how blocks are hashed.
     scheduling_policy: `fcfs`, or `priority` (lower value first).
-    num_threads: threads of torch; one a worker where several share the cores.
+    num_threads: threads of the kernels; one a worker where several share the cores.
     data_host: address the data endpoint listens on.
     link_rate_bytes_s: limit of what this worker sends over data links, 0 for none (`--link-rate`).
     session_lease_ms: how long P keeps a session that nobody renews.
@@ -50,7 +56,9 @@ class EngineConfig:
     revision: str = ""
     role: Role = Role.MIXED
     dtype: str = "float32"
-    weight_format: str = "expanded"
+    weight_format: str = "auto"
+    device: str = "cpu"
+    kernel_backend: str = "auto"
     kv_cache_dtype: str = "auto"
     block_size: int = 16
     max_model_len: int = 0
@@ -72,6 +80,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, ACTIVATION_DTYPES)
         _check_choice("weight-format", self.weight_format, WEIGHT_FORMATS)
+        _check_choice("device", self.device, DEVICES)
+        _check_choice("kernel-backend", self.kernel_backend, KERNEL_BACKENDS)
         kv_dtypes = ("auto", *KV_DTYPES, *KV_DTYPE_ALIASES)
         _check_choice("kv-cache-dtype", self.kv_cache_dtype, kv_dtypes)
         _check_choice("scheduling-policy", self.scheduling_policy, SCHEDULING_POLICIES)

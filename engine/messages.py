@@ -250,7 +250,10 @@ class EngineProgress(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded and the pool allocated. bundle: file name -> content, for gateways."""
+    """The model is loaded and the pool allocated.
+
+    bundle: file name -> content, for gateways. kernels: one phrase on the code that runs the model, for people.
+    """
 
     epoch: Epoch
     identity: KVIdentity
@@ -261,6 +264,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     transports: list[TransportOffer]
     bundle: dict[str, bytes]
     rates: WorkerRates
+    kernels: str = ""
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):

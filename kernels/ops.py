@@ -1,7 +1,7 @@
 """The operations models and the sampler are written in: one public function each, tensors in, tensors out.
 
-Which code runs is chosen once a process by `use_backend`; `kernels.reference` is the specification that every other
-backend is tested against. Shapes: T rows (tokens of a step), H hidden, Hq query heads, Hkv KV heads, D head_dim.
+Which code runs is chosen once a process (`kernels.backends`); `kernels.reference` is the specification that every
+other backend is tested against. Shapes: T rows (tokens of a step), H hidden, Hq query heads, Hkv KV heads, D head_dim.
 
 A layer of the KV pool is a `KVView`, strided over the pool's bytes; its element type is the pool's, not the rows'.
 """
@@ -9,28 +9,47 @@ A layer of the KV pool is a `KVView`, strided over the pool's bytes; its element
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from core.errors import ConfigError
 from kernels import reference
 from kernels.kv_view import KVView
-from kernels.program import progress
+from kernels.program import EagerProgram, StepProgram, progress
+from kernels.recording import Recorder, StepFunction, sample_metadata, sample_recording
 from kernels.step import StepMetadata
 from kernels.weights import Weight
 from kernels.workspace import Workspace
 
-_BACKENDS = {"reference": reference}
-_active = reference
+_active: Any = reference
 
 
-def use_backend(name: str) -> None:
-    """Run all operations of this process on the named backend."""
+def use_backend(backend: Any) -> None:
+    """Run all operations of this process on `backend` (see `kernels.backends`)."""
     global _active
-    if name not in _BACKENDS:
-        known = ", ".join(sorted(_BACKENDS))
-        raise ConfigError(f"kernel backend: {name!r} is unknown; known: {known}")
-    _active = _BACKENDS[name]
+    _active = backend
+
+
+def compile_step(function: StepFunction) -> StepProgram:
+    """A model's step as a program of the backend in use.
+
+    A backend that replays has the function's operations recorded, once, with sample inputs: the function must not
+    look at values. Others call it each time.
+    """
+    if not hasattr(_active, "compile_step"):
+        return EagerProgram(function)
+    backend, recorder, recording = _active, Recorder(), sample_recording()
+    use_backend(recorder)
+    try:
+        recording.output = function(
+            recording.token_ids, recording.positions, sample_metadata(), recording.wanted
+        )
+    finally:
+        use_backend(backend)
+    recording.calls = recorder.calls
+    program: StepProgram = backend.compile_step(recording)
+    return program
 
 
 def embedding(token_ids: Tensor, weight: Weight) -> Tensor:
@@ -61,6 +80,21 @@ def pack(weight: Weight) -> Weight:
     The result serves `linear` only, and only in this process.
     """
     return _active.pack(weight)
+
+
+def pack_rows(weight: Weight) -> Weight:
+    """The weight in the order that this backend's `embedding` reads; itself where any order will do.
+
+    What it gives may be packed for products as well, and is then shared by both.
+    """
+    return _active.pack_rows(weight)
+
+
+def rope_angles(
+    positions: Tensor, frequencies: Tensor, factor: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """`factor * cos(position * frequency)` and the sines, for positions `[T]`, frequencies `[D/2]`: `[T, D/2]` each."""
+    return _active.rope_angles(positions, frequencies, factor, dtype)
 
 
 def rope(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -114,6 +148,11 @@ def merge_partials(outputs: Tensor, log_sums: Tensor) -> Tensor:
     return _active.merge_partials(outputs, log_sums)
 
 
+def take_rows(hidden: Tensor, rows: Tensor) -> Tensor:
+    """Rows `[R]` of `hidden [T, H]`: `[R, H]`; `hidden` itself where those are all of them in order."""
+    return _active.take_rows(hidden, rows)
+
+
 def copy_blocks(pool: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
     """Copy whole blocks of a byte pool `[num_blocks, block_bytes]`, each pair (source, destination) in order."""
     _active.copy_blocks(pool, pairs)
@@ -145,7 +184,10 @@ def convert_kv(
 
 def mark(layer: int) -> None:
     """Say that `layer` of the running step is complete, its KV in the pool (`kernels.program.Progress`)."""
-    progress.mark(layer)
+    if isinstance(_active, Recorder):
+        _active.mark(layer)
+    else:
+        progress.mark(layer)
 
 
 # ---------------------------------------------------------------- sampling: rows of logits `[rows, vocab]`, float32

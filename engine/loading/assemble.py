@@ -27,11 +27,12 @@ _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 def assemble_weights(config: ModelConfig, source: WeightSource) -> DecoderWeights:
     """Every tensor of `config`'s model, taken from `source` exactly once."""
     taker = _Taker(config, source)
-    embedding = taker.matrix("model.embed_tokens", config.vocab_size, config.hidden_size)
+    table = taker.matrix("model.embed_tokens", config.vocab_size, config.hidden_size)
+    embedding = ops.pack_rows(table)
     layers = tuple(_layer(taker, number) for number in range(config.num_layers))
     final_norm = taker.vector("model.norm.weight", config.hidden_size)
-    # A tied head is packed as well: the embedding's rows must stay readable, the product wants its own order.
-    head = embedding
+    # A tied head is packed as well, unless what the embedding became serves products too.
+    head: Weight = embedding
     if not config.is_tied:
         head = taker.matrix("lm_head", config.vocab_size, config.hidden_size)
     taker.check_all_taken()

@@ -11,7 +11,6 @@ import torch
 import xxhash
 
 from core.errors import ConfigError, ModelLoadError
-from engine.config import WEIGHT_FORMATS
 from engine.loading.assemble import assemble_weights
 from engine.loading.end_tokens import end_token_ids
 from engine.loading.folder import FolderWeights, read_bundle
@@ -26,6 +25,8 @@ from engine.loading.weight_source import TORCH_DTYPES, WeightSource
 from engine.models.config import ModelConfig
 from engine.models.decoder import DecoderModel
 from engine.models.registry import GGUF_INTERLEAVED_ROPE
+
+_WEIGHT_MODES = ("expanded", "quantized")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ class LoadedModel:
 
 def load_model(source: ModelSource, dtype: str, weight_mode: str) -> LoadedModel:
     """Load a model. weight_mode `quantized` keeps GGUF blocks; a folder's weights are plain either way."""
-    if weight_mode not in WEIGHT_FORMATS:
-        known = ", ".join(WEIGHT_FORMATS)
+    if weight_mode not in _WEIGHT_MODES:
+        known = ", ".join(_WEIGHT_MODES)
         raise ConfigError(f"--weight-format: {weight_mode!r} is unknown; known: {known}")
     with _naming(source.path):
         if source.kind is SourceKind.GGUF:

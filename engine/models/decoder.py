@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.models.config import ModelConfig
-from engine.models.rope import rope_angles, rope_frequencies
+from engine.models.rope import rope_frequencies
 from kernels import ops
 from kernels.kv_view import KVView
 from kernels.step import StepMetadata
@@ -91,8 +91,9 @@ class DecoderModel:
     ) -> Tensor:
         """See Model.forward."""
         epsilon = self.config.norm_epsilon
-        cos, sin = rope_angles(positions, self._frequencies, self._rope_factor)
-        cos, sin = cos.to(self.dtype), sin.to(self.dtype)  # [T, head_dim / 2]
+        cos, sin = ops.rope_angles(
+            positions, self._frequencies, self._rope_factor, self.dtype
+        )  # [T, head_dim / 2] each
         residual = ops.embedding(token_ids, self.weights.embedding)  # [T, H]
         normed = ops.rms_norm(residual, self.weights.layers[0].attention_norm, epsilon)
         for number, layer in enumerate(self.weights.layers):
@@ -106,7 +107,7 @@ class DecoderModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See Model.logits."""
-        return ops.linear(hidden, self.weights.head).float()
+        return ops.linear(hidden, self.weights.head).float()  # itself, where it is float32 already
 
     def _norm_after(self, number: int) -> Tensor:
         """The norm that follows layer `number`: the next layer's, or the final one."""
@@ -131,19 +132,16 @@ class DecoderModel:
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         qkv = ops.linear(normed, layer.qkv, layer.qkv_bias)
         qkv = qkv.view(-1, heads + 2 * kv_heads, head_dim)  # [T, Hq + 2 * Hkv, D]
-        rotating, value = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if layer.query_norm is not None and layer.key_norm is not None:
-            rotating = torch.cat(
-                (
-                    ops.rms_norm(qkv[:, :heads], layer.query_norm, config.norm_epsilon),
-                    ops.rms_norm(
-                        qkv[:, heads : heads + kv_heads], layer.key_norm, config.norm_epsilon
-                    ),
-                ),
-                dim=1,
+            query = ops.rms_norm(qkv[:, :heads], layer.query_norm, config.norm_epsilon)
+            key = ops.rms_norm(
+                qkv[:, heads : heads + kv_heads], layer.key_norm, config.norm_epsilon
             )
-        rotated = ops.rope(rotating, cos, sin)
-        ops.write_kv(rotated[:, heads:], value, layer_view, metadata)
+            query, key = ops.rope(query, cos, sin), ops.rope(key, cos, sin)
+        else:
+            rotated = ops.rope(qkv[:, : heads + kv_heads], cos, sin)
+            query, key = rotated[:, :heads], rotated[:, heads:]
+        ops.write_kv(key, qkv[:, heads + kv_heads :], layer_view, metadata)
         window = config.layer_windows[number]
-        mixed = ops.paged_attention(rotated[:, :heads], layer_view, metadata, self._scale, window)
+        mixed = ops.paged_attention(query, layer_view, metadata, self._scale, window)
         return ops.linear(mixed.view(-1, heads * head_dim), layer.output, layer.output_bias)

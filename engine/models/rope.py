@@ -60,12 +60,6 @@ class RopeConfig:
             )
 
 
-def rope_angles(positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-    """cos and sin for `positions [T]`, `[T, head_dim / 2]` float32 each."""
-    angles = torch.outer(positions.float(), frequencies)
-    return angles.cos().mul_(factor), angles.sin().mul_(factor)
-
-
 def reach(config: RopeConfig, max_position: int) -> int:
     """The longest position served: some kinds of scaling reach past the model's `max_position`."""
     if config.kind == "linear":

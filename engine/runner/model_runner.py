@@ -18,7 +18,6 @@ from engine.models.decoder import Model
 from engine.runner.forward_batch import BatchItem, ForwardBatch, build_batch
 from kernels import ops
 from kernels.kv_view import KVView
-from kernels.program import progress
 from kernels.step import StepMetadata
 
 _RATE_TOKENS = (64, 256)
@@ -49,6 +48,8 @@ class ModelRunner:
         self._num_layers = model.config.num_layers
         self.layers_per_range = layers_per_range or -(-self._num_layers // _RANGES_A_MODEL)
         self._layer_views = _views_by_layer(layout, storage, self._num_layers)
+        with torch.inference_mode():
+            self._program = ops.compile_step(self._step)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, each pair (source, destination) in order."""
@@ -58,19 +59,22 @@ class ModelRunner:
     def forward(
         self, batch: ForwardBatch, on_layers: Callable[[int, int], None] | None = None
     ) -> Tensor:
-        """Logits `[R, vocab]` float32 of the wanted rows.
+        """Logits `[R, vocab]` float32 of the wanted rows, valid until the next call.
 
-        on_layers(first, count) is called during the call, on this thread, each time the KV of layers
+        on_layers(first, count) is called during the call, perhaps on another thread, each time the KV of layers
         `[first, first + count)` is in the pool: in order, without gaps, once each.
         """
         on_mark = None if on_layers is None else self._range_counter(on_layers)
-        with progress.listening(on_mark):
-            hidden = self._model.forward(
-                batch.token_ids, batch.positions, self._layer_views, batch.metadata
-            )
-        if batch.logits_rows.shape[0] != hidden.shape[0]:
-            hidden = hidden.index_select(0, batch.logits_rows)
-        return self._model.logits(hidden)
+        return self._program.run(
+            batch.token_ids, batch.positions, batch.metadata, batch.logits_rows, on_mark
+        )
+
+    def _step(
+        self, token_ids: Tensor, positions: Tensor, metadata: StepMetadata, wanted: Tensor
+    ) -> Tensor:
+        """The whole step as operations: what the program runs."""
+        hidden = self._model.forward(token_ids, positions, self._layer_views, metadata)
+        return self._model.logits(ops.take_rows(hidden, wanted))
 
     def measure_prefill_rate(self) -> float:
         """Prompt tokens a second, from timed steps that write nowhere; also warms every operation up."""

@@ -8,9 +8,17 @@ from kernels.reference.cache import (
     scatter_blocks,
     write_kv,
 )
-from kernels.reference.elementwise import add_rms_norm, gelu_mul, rms_norm, rope, silu_mul
+from kernels.reference.elementwise import (
+    add_rms_norm,
+    gelu_mul,
+    rms_norm,
+    rope,
+    rope_angles,
+    silu_mul,
+    take_rows,
+)
 from kernels.reference.merging import merge_partials
-from kernels.reference.packing import pack
+from kernels.reference.packing import pack, pack_rows
 from kernels.reference.philox import uniforms
 from kernels.reference.products import embedding, linear
 from kernels.reference.sampling import (
@@ -41,14 +49,17 @@ __all__ = [
     "log_normalisers",
     "merge_partials",
     "pack",
+    "pack_rows",
     "paged_attention",
     "penalise_frequency",
     "penalise_repetition",
     "rms_norm",
     "rope",
+    "rope_angles",
     "row_logprobs",
     "scatter_blocks",
     "silu_mul",
+    "take_rows",
     "uniforms",
     "write_kv",
 ]

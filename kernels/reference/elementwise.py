@@ -22,6 +22,19 @@ def add_rms_norm(
     return rms_norm(total, weight, epsilon), total
 
 
+def rope_angles(
+    positions: Tensor, frequencies: Tensor, factor: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """See `kernels.ops.rope_angles`."""
+    angles = torch.outer(positions.float(), frequencies)
+    return angles.cos().mul_(factor).to(dtype), angles.sin().mul_(factor).to(dtype)
+
+
+def take_rows(hidden: Tensor, rows: Tensor) -> Tensor:
+    """See `kernels.ops.take_rows`."""
+    return hidden if rows.shape[0] == hidden.shape[0] else hidden.index_select(0, rows)
+
+
 def rope(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """See `kernels.ops.rope`."""
     first, second = heads.chunk(2, dim=-1)  # [T, heads, D/2] each

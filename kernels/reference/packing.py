@@ -25,6 +25,11 @@ def pack(weight: Weight) -> Weight:
     return PackedWeight(packed, weight.shape)
 
 
+def pack_rows(weight: Weight) -> Weight:
+    """See `kernels.ops.pack_rows`."""
+    return weight
+
+
 def packed_linear(inputs: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
     """`inputs @ weight^T + bias`."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight.packed, bias, "none", [], "")

@@ -88,5 +88,12 @@ def test_every_folder_with_python_is_a_package():
 def test_every_data_file_of_a_package_is_installed():
     suffixes = {pattern.rpartition("*")[2] for pattern in SETUPTOOLS["package-data"]["*"]}
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file()]
-    data = {path.suffix for path in files if "__pycache__" not in path.parts} - {".py"}
-    assert data <= suffixes
+    data = {path.suffix for path in files if not {"__pycache__", "native"} & set(path.parts)}
+    assert data - {".py", ".so"} <= suffixes
+
+
+def test_native_sources_are_built_and_travel_with_the_sources():
+    native = ROOT / "kernels/cpu/native"
+    setup = (ROOT / "setup.py").read_text()
+    assert [path.name for path in native.glob("*.cpp") if f'"{path.name}"' not in setup] == []
+    assert "recursive-include kernels/cpu/native *" in (ROOT / "MANIFEST.in").read_text()

@@ -2,8 +2,9 @@
 
 Run as a program in a process of its own, since the interpreter, which the other tests need, is chosen at import:
 
-    python -m tests.support.triton_compiler sm_90             a JSON list of Resources on standard output
-    python -m tests.support.triton_compiler sm_90 decode      the same of examples whose names hold a word
+    python -m tests.support.triton_compiler sm_90 core        a JSON list of Resources on standard output: every kernel
+    python -m tests.support.triton_compiler sm_90 all         every kernel in every variant
+    python -m tests.support.triton_compiler sm_90 decode      examples whose names hold a word
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from triton.compiler import ASTSource
 
 from kernels.triton.cards import CARDS, Card
 from kernels.triton.launch import INTERPRETED, Launch, recording
-from tests.support.triton_launches import EXAMPLES
+from tests.support.triton_launches import CORE, EXAMPLES
 
 _WARP_SIZE = 32
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -74,11 +75,11 @@ def compile_launch(example: str, launch: Launch, card: Card) -> Resources:
     )
 
 
-def compile_examples(card: Card, word: str = "") -> list[Resources]:
-    """Every launch of the examples whose names hold `word`, each distinct kernel once."""
+def compile_examples(card: Card, selection: str) -> list[Resources]:
+    """Every launch of the examples selected, each distinct kernel once."""
     done: dict[str, Resources] = {}
     for name, run in EXAMPLES.items():
-        if word not in name:
+        if not (selection == "all" or (selection == "core" and name in CORE) or selection in name):
             continue
         with recording(card) as launches:
             run()
@@ -110,9 +111,9 @@ def _source(launch: Launch) -> ASTSource:
 def main() -> None:
     """Print what the compiler says for one card."""
     assert not INTERPRETED, "interpreted kernels cannot be compiled"
-    name, *words = sys.argv[1:]
+    name, selection = sys.argv[1:]
     (card,) = (card for card in CARDS if card.name == name)
-    print(json.dumps([asdict(resources) for resources in compile_examples(card, *words)]))
+    print(json.dumps([asdict(resources) for resources in compile_examples(card, selection)]))
 
 
 if __name__ == "__main__":

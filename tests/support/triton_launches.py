@@ -186,3 +186,31 @@ EXAMPLES: dict[str, Callable[[], object]] = {
         for name in PLANE_FORMATS
     },
 }
+
+CORE = (
+    "rms_norm",
+    "add_rms_norm",
+    "rope",
+    "silu_mul",
+    "blocks",
+    "draw",
+    "row_logprobs",
+    "uniforms",
+    "write_kv bfloat16",
+    "write_kv int8_per_token_head",
+    "convert_kv fp8_per_token_head",
+    "attention prefill bfloat16",
+    "attention prefill int8_per_token_head",
+    "attention decode bfloat16",
+    "attention decode fp8_e4m3",
+    "attention decode with window, cap and sinks",
+    "linear dense",
+    "linear int8 few",
+    "linear int8 many",
+    "linear int4 few",
+    "linear Q2_K few",
+    "linear Q4_K many",
+    "linear Q6_K some",
+    "embedding Q3_K",
+)
+"""Every kernel, and the variants of attention and products that take most registers and memory."""

@@ -1,0 +1,83 @@
+"""Which code the operations of a process run on.
+
+`auto` takes the fastest that is there and right for the precision asked for; a name takes that or refuses. Whatever is
+chosen is returned with the reason, so that it can be logged and shown: nothing falls back in silence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from core.errors import ConfigError
+from kernels import reference
+
+_NAMES = ("auto", "cpu", "reference", "triton")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BackendChoice:
+    """A backend to be given to `kernels.ops.use_backend`.
+
+    name: `cpu`, `reference` or `triton`.
+    backend: the code.
+    description: one phrase for logs and health: what runs and, where that was not asked for by name, why.
+    keeps_blocks: whether quantised weights are best kept as they are.
+    activation_dtype: what products with kept blocks round their inputs to, "" for nothing.
+    """
+
+    name: str
+    backend: Any
+    description: str
+    keeps_blocks: bool = False
+    activation_dtype: str = ""
+
+
+def choose_backend(
+    name: str, dtype: str, num_threads: int, device: str = "cpu", variant: str = ""
+) -> BackendChoice:
+    """The backend for rows of `dtype` on `device`; ConfigError where the one that is named cannot run here."""
+    if name not in _NAMES:
+        raise ConfigError(f"--kernel-backend: {name!r} is unknown; known: {', '.join(_NAMES)}")
+    if device == "cuda" or name == "triton":
+        return _triton(name, device)
+    if name == "reference":
+        return BackendChoice("reference", reference, "reference (torch)")
+    obstacle = _host_obstacle(dtype)
+    if not obstacle:
+        from kernels.cpu.backend import HostBackend
+
+        backend = HostBackend(num_threads, variant)
+        return BackendChoice("cpu", backend, backend.description, True, "int12")
+    if name == "cpu":
+        raise ConfigError(f"--kernel-backend: cpu cannot run: {obstacle}")
+    return BackendChoice("reference", reference, f"reference (torch; the host kernels: {obstacle})")
+
+
+def _host_obstacle(dtype: str) -> str:
+    """Why the host kernels cannot run, empty when they can."""
+    from kernels.cpu.binding import find_library, library
+
+    if dtype != "float32":
+        return f"they compute in float32, --dtype is {dtype}"
+    if find_library() is None:
+        return "they were not built; they need a C++ compiler when Baton is installed"
+    try:
+        library()
+    except (OSError, ConfigError) as error:
+        return str(error)
+    return ""
+
+
+def _triton(name: str, device: str) -> BackendChoice:
+    if device != "cuda":
+        raise ConfigError("--kernel-backend: triton needs --device cuda")
+    if name not in ("auto", "triton"):
+        raise ConfigError(f"--kernel-backend: {name} cannot run on --device cuda; triton can")
+    try:
+        from kernels import triton
+    except ImportError as error:
+        raise ConfigError(
+            "--device: cuda needs the extra `triton`; install baton[triton]"
+        ) from error
+    return BackendChoice("triton", triton, "triton")

@@ -1,0 +1,310 @@
+"""The native library as ctypes sees it: every struct of `native/interface.h`, field by field, and its functions.
+
+The library is built when the package is installed; where that was not possible `find_library` says so and nothing here
+works. Calls release the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint32, c_void_p
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+
+from core.errors import ConfigError
+
+
+class Op(IntEnum):
+    """BatonOp."""
+
+    EMBED = 0
+    NORM = 1
+    PRODUCT = 2
+    ANGLES = 3
+    ROPE = 4
+    WRITE_KV = 5
+    ATTEND = 6
+    MERGE = 7
+    GATED = 8
+    QUANTISE = 9
+    TAKE = 10
+    MARK = 11
+
+
+class WeightKind(IntEnum):
+    """BatonWeightKind."""
+
+    DENSE_F32 = 0
+    DENSE_F16 = 1
+    DENSE_BF16 = 2
+    QUANT_4 = 3
+    QUANT_8 = 4
+
+
+class KvType(IntEnum):
+    """BatonKvType."""
+
+    F32 = 0
+    F16 = 1
+    BF16 = 2
+    FP8_E4M3 = 3
+    FP8_E5M2 = 4
+    INT8 = 5
+
+
+ROWS_TOKENS, ROWS_WANTED = 0, 1
+
+
+class Rows(ctypes.Structure):
+    """BatonRows."""
+
+    _fields_ = [("data", c_void_p), ("stride", c_int64)]
+
+
+class QuantRows(ctypes.Structure):
+    """BatonQuantRows."""
+
+    _fields_ = [
+        ("values", c_void_p),
+        ("scales", c_void_p),
+        ("sums", c_void_p),
+        ("weighted", c_void_p),
+        ("width", c_int64),
+    ]
+
+
+class NativeWeight(ctypes.Structure):
+    """BatonWeight."""
+
+    _fields_ = [
+        ("data", c_void_p),
+        ("num_rows", c_int64),
+        ("num_columns", c_int64),
+        ("kind", c_int32),
+        ("group", c_int32),
+        ("offset", c_int32),
+        ("has_min", c_int32),
+        ("half_scales", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class NativeKvView(ctypes.Structure):
+    """BatonKvView."""
+
+    _fields_ = [
+        ("values", c_void_p),
+        ("scales", c_void_p),
+        ("block_stride", c_int64),
+        ("head_stride", c_int64),
+        ("half_stride", c_int64),
+        ("scale_block_stride", c_int64),
+        ("scale_head_stride", c_int64),
+        ("scale_half_stride", c_int64),
+        ("type", c_int32),
+        ("block_size", c_int32),
+        ("num_heads", c_int32),
+        ("head_dim", c_int32),
+    ]
+
+
+class Step(ctypes.Structure):
+    """BatonStep."""
+
+    _fields_ = [
+        ("num_tokens", c_int64),
+        ("num_sequences", c_int64),
+        ("num_wanted", c_int64),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("tables", c_void_p),
+        ("table_stride", c_int64),
+        ("query_start", c_void_p),
+        ("seq_lens", c_void_p),
+        ("wanted", c_void_p),
+    ]
+
+
+class Instruction(ctypes.Structure):
+    """BatonInstruction."""
+
+    _fields_ = [("op", c_int32), ("row_count", c_int32), ("arguments", c_void_p)]
+
+
+class Embed(ctypes.Structure):
+    """BatonEmbed."""
+
+    _fields_ = [("weight", POINTER(NativeWeight)), ("out", Rows)]
+
+
+class Norm(ctypes.Structure):
+    """BatonNorm."""
+
+    _fields_ = [
+        ("hidden", Rows),
+        ("residual", Rows),
+        ("weight", c_void_p),
+        ("out", Rows),
+        ("quantised", QuantRows),
+        ("width", c_int64),
+        ("count", c_int64),
+        ("hidden_vector_stride", c_int64),
+        ("out_vector_stride", c_int64),
+        ("epsilon", c_float),
+        ("reserved", c_int32),
+    ]
+
+
+class Product(ctypes.Structure):
+    """BatonProduct."""
+
+    _fields_ = [
+        ("weight", POINTER(NativeWeight)),
+        ("inputs", Rows),
+        ("quantised", QuantRows),
+        ("bias", c_void_p),
+        ("out", Rows),
+    ]
+
+
+class Angles(ctypes.Structure):
+    """BatonAngles."""
+
+    _fields_ = [
+        ("frequencies", c_void_p),
+        ("cos", Rows),
+        ("sin", Rows),
+        ("half", c_int64),
+        ("factor", c_float),
+        ("reserved", c_int32),
+    ]
+
+
+class Rope(ctypes.Structure):
+    """BatonRope."""
+
+    _fields_ = [
+        ("heads", Rows),
+        ("cos", Rows),
+        ("sin", Rows),
+        ("out", Rows),
+        ("num_heads", c_int64),
+        ("head_dim", c_int64),
+    ]
+
+
+class WriteKv(ctypes.Structure):
+    """BatonWriteKv."""
+
+    _fields_ = [("key", Rows), ("value", Rows), ("view", NativeKvView)]
+
+
+class Attend(ctypes.Structure):
+    """BatonAttend."""
+
+    _fields_ = [
+        ("query", Rows),
+        ("out", Rows),
+        ("view", NativeKvView),
+        ("sinks", c_void_p),
+        ("num_heads", c_int64),
+        ("window", c_int64),
+        ("scale", c_float),
+        ("soft_cap", c_float),
+    ]
+
+
+class Gated(ctypes.Structure):
+    """BatonGated."""
+
+    _fields_ = [
+        ("gate_up", Rows),
+        ("out", Rows),
+        ("quantised", QuantRows),
+        ("width", c_int64),
+        ("is_gelu", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class Quantise(ctypes.Structure):
+    """BatonQuantise."""
+
+    _fields_ = [("inputs", Rows), ("quantised", QuantRows)]
+
+
+class Take(ctypes.Structure):
+    """BatonTake."""
+
+    _fields_ = [("inputs", Rows), ("out", Rows), ("width", c_int64)]
+
+
+class Mark(ctypes.Structure):
+    """BatonMark."""
+
+    _fields_ = [("layer", c_int64)]
+
+
+_STRUCTS: dict[str, type[ctypes.Structure]] = {
+    "BatonRows": Rows,
+    "BatonQuantRows": QuantRows,
+    "BatonWeight": NativeWeight,
+    "BatonKvView": NativeKvView,
+    "BatonStep": Step,
+    "BatonInstruction": Instruction,
+    "BatonEmbed": Embed,
+    "BatonNorm": Norm,
+    "BatonProduct": Product,
+    "BatonAngles": Angles,
+    "BatonRope": Rope,
+    "BatonWriteKv": WriteKv,
+    "BatonAttend": Attend,
+    "BatonGated": Gated,
+    "BatonQuantise": Quantise,
+    "BatonTake": Take,
+    "BatonMark": Mark,
+}
+
+
+def find_library() -> Path | None:
+    """The built library beside this file, if there is one."""
+    found = sorted(Path(__file__).parent.glob("_native*.so"))
+    return found[0] if found else None
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The loaded library with its functions typed. Raises ConfigError where it is missing or of another build."""
+    path = find_library()
+    if path is None:
+        raise ConfigError(
+            "kernel backend: cpu is not built; it needs a C++ compiler when Baton is installed"
+        )
+    loaded = ctypes.CDLL(str(path))
+    loaded.baton_num_variants.restype = c_int32
+    loaded.baton_variant_name.argtypes, loaded.baton_variant_name.restype = [c_int32], c_char_p
+    loaded.baton_variant_supported.argtypes = [c_int32]
+    loaded.baton_variant_supported.restype = c_int32
+    loaded.baton_struct_bytes.argtypes, loaded.baton_struct_bytes.restype = [c_char_p], c_int64
+    loaded.baton_team_create.argtypes = [c_int32, c_int32]
+    loaded.baton_team_create.restype = c_void_p
+    loaded.baton_team_destroy.argtypes, loaded.baton_team_destroy.restype = [c_void_p], None
+    loaded.baton_run.argtypes = [c_void_p, POINTER(Instruction), c_int64, POINTER(Step)]
+    loaded.baton_run.restype = None
+    loaded.baton_wait_mark.argtypes = [c_void_p, c_uint32, c_int32]
+    loaded.baton_wait_mark.restype = c_uint32
+    loaded.baton_set_mark.argtypes, loaded.baton_set_mark.restype = [c_void_p, c_uint32], None
+    _check_structs(loaded, path)
+    return loaded
+
+
+def _check_structs(loaded: ctypes.CDLL, path: Path) -> None:
+    for name, struct in _STRUCTS.items():
+        native = loaded.baton_struct_bytes(name.encode())
+        if native != ctypes.sizeof(struct):
+            raise ConfigError(
+                f"kernel backend: {path.name} is of another build ({name} has {native} bytes, "
+                f"{ctypes.sizeof(struct)} expected); install Baton again"
+            )

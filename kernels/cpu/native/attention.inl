@@ -1,0 +1,361 @@
+// Attention over the paged pool, prefill and decode rows alike.
+//
+// A row's result is a left fold of online softmax over tiles of 64 positions from 0, restarted every 1,024; the
+// partials are folded in order. Which thread folds which chunk, and which rows share a tile, is in the task list only.
+// Scores and sums are chains of fused multiply-adds over head_dim and over positions.
+
+namespace {
+
+inline float bfloat_to_float(uint16_t b) { return float_from(uint32_t(b) << 16); }
+
+// An fp8 value as float32: 2^-9 or 2^-16 a step below the smallest normal number.
+template <int exponent_bits, int mantissa_bits> inline float widen(uint32_t bits) {
+    constexpr int bias = (1 << (exponent_bits - 1)) - 1;
+    const uint32_t sign = bits >> (exponent_bits + mantissa_bits) & 1, exponent = bits >> mantissa_bits & ((1u << exponent_bits) - 1);
+    const uint32_t fraction = bits & ((1u << mantissa_bits) - 1);
+    if (exponent_bits == 4 && (bits & 0x7f) == 0x7f) return float_from(0x7fc00000u);
+    if (exponent_bits == 5 && exponent == 31) return float_from(sign << 31 | 0x7f800000u | fraction << (23 - mantissa_bits));
+    if (exponent) return float_from(sign << 31 | (exponent + 127 - bias) << 23 | fraction << (23 - mantissa_bits));
+    const float magnitude = static_cast<float>(fraction) * float_from(static_cast<uint32_t>(127 + 1 - bias - mantissa_bits) << 23);
+    return sign ? -magnitude : magnitude;
+}
+
+inline float stored_value(const BatonKvView& view, int64_t at) {
+    switch (view.type) {
+        case BATON_KV_F32: return static_cast<const float*>(view.values)[at];
+        case BATON_KV_F16: return half_to_float(static_cast<const uint16_t*>(view.values)[at]);
+        case BATON_KV_BF16: return bfloat_to_float(static_cast<const uint16_t*>(view.values)[at]);
+        case BATON_KV_FP8_E4M3: return widen<4, 3>(static_cast<const uint8_t*>(view.values)[at]);
+        case BATON_KV_FP8_E5M2: return widen<5, 2>(static_cast<const uint8_t*>(view.values)[at]);
+        default: return static_cast<float>(static_cast<const int8_t*>(view.values)[at]);
+    }
+}
+
+struct Layer {  // what every piece of one attention shares
+    const BatonAttend& a;
+    const BatonStep& step;
+    int64_t group;   // query heads a KV head
+    int64_t dim;     // head_dim
+    int64_t padded;  // head_dim in whole vectors
+};
+
+// K or V of one slot as float32: in the pool itself, or converted into `space`.
+inline const float* slot_vector(const Layer& l, int64_t block, int64_t head, int64_t half, int64_t offset, float* space) {
+    const BatonKvView& view = l.a.view;
+    const int64_t base = block * view.block_stride + head * view.head_stride + half * view.half_stride + offset * l.dim;
+    if (view.type == BATON_KV_F32) return static_cast<const float*>(view.values) + base;
+    const float scale = view.scales
+        ? view.scales[block * view.scale_block_stride + head * view.scale_head_stride + half * view.scale_half_stride + offset] : 1.0f;
+    int64_t d = 0;
+    const uint16_t* halves = static_cast<const uint16_t*>(view.values) + base;
+    if (view.type == BATON_KV_F16) for (; d + 16 <= l.dim; d += 16) store(space + d, load_half(halves + d));
+    if (view.type == BATON_KV_BF16) for (; d + 16 <= l.dim; d += 16) store(space + d, load_bfloat(halves + d));
+    for (; d < l.dim; d++) space[d] = stored_value(view, base + d) * scale;
+    return space;
+}
+
+#if defined(BATON_AVX512)
+inline void transpose_block(const float* const* rows, int64_t column, float* out) {  // 16 rows x 16 columns, out stride 64
+    __m512 r[16], t[16];
+    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_ps(rows[i] + column);
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    auto pd = [](__m512 x) { return _mm512_castps_pd(x); };
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(pd(t[i]), pd(t[i + 2])));
+        r[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(pd(t[i]), pd(t[i + 2])));
+        r[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(pd(t[i + 1]), pd(t[i + 3])));
+        r[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(pd(t[i + 1]), pd(t[i + 3])));
+    }
+    for (int i = 0; i < 4; i++) {  // r[4j + i]: columns i, 4 + i, 8 + i, 12 + i of rows 4j to 4j + 3
+        const __m512 a = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88), b = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+        const __m512 c = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd), d = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+        _mm512_store_ps(out + 64 * i, _mm512_shuffle_f32x4(a, b, 0x88));
+        _mm512_store_ps(out + 64 * (i + 8), _mm512_shuffle_f32x4(a, b, 0xdd));
+        _mm512_store_ps(out + 64 * (i + 4), _mm512_shuffle_f32x4(c, d, 0x88));
+        _mm512_store_ps(out + 64 * (i + 12), _mm512_shuffle_f32x4(c, d, 0xdd));
+    }
+}
+#else
+inline void transpose_block(const float* const* rows, int64_t column, float* out) {
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 16; j++) out[64 * j + i] = rows[i][column + j];
+}
+#endif
+
+// K of positions [first, first + 64) as [dim, 64]; positions outside [low, high) read as zero.
+inline void load_keys(const Layer& l, const int32_t* table, int64_t head, int64_t first, int64_t low, int64_t high, float* space, float* keys) {
+    static const float zeros[512] = {};
+    for (int64_t part = 0; part < 64; part += 16) {
+        const float* rows[16];
+        for (int64_t i = 0; i < 16; i++) {
+            const int64_t position = first + part + i;
+            if (position < low || position >= high) { rows[i] = l.dim <= 512 ? zeros : nullptr; continue; }
+            rows[i] = slot_vector(l, table[position / l.a.view.block_size], head, 0, position % l.a.view.block_size, space + i * l.padded);
+        }
+        int64_t d = 0;
+        for (; d + 16 <= l.dim; d += 16) transpose_block(rows, d, keys + 64 * d + part);
+        for (; d < l.dim; d++)
+            for (int64_t i = 0; i < 16; i++) keys[64 * d + part + i] = rows[i][d];
+    }
+}
+
+// V of positions [first, first + 64) as pointers to [padded] floats; zeros outside [low, high).
+inline void load_values(const Layer& l, const int32_t* table, int64_t head, int64_t first, int64_t low, int64_t high, float* space, const float** rows) {
+    for (int64_t i = 0; i < 64; i++) {
+        const int64_t position = first + i;
+        float* own = space + i * l.padded;
+        if (position < low || position >= high) {
+            std::memset(own, 0, sizeof(float) * l.padded);
+            rows[i] = own;
+            continue;
+        }
+        rows[i] = slot_vector(l, table[position / l.a.view.block_size], head, 1, position % l.a.view.block_size, own);
+        if (l.padded == l.dim) continue;
+        if (rows[i] != own) std::memcpy(own, rows[i], sizeof(float) * l.dim);
+        std::memset(own + l.dim, 0, sizeof(float) * (l.padded - l.dim));
+        rows[i] = own;
+    }
+}
+
+// out[M][16 NV] = or += left[M][K] * right[K] rows, one chain over K an element.
+template <int M, int NV, typename Right> inline void small_product(const float* left, int64_t left_stride, Right right, int64_t K, float* out, int64_t out_stride, bool adds) {
+    F sums[M][NV];
+    repeat<M>(BATON_EACH(m) { repeat<NV>(BATON_EACH(v) { sums[m][v] = adds ? load(out + m * out_stride + 16 * v) : all(0.0f); }); });
+    for (int64_t k = 0; k < K; k++) {
+        const float* row = right(k);
+        F r[NV];
+        repeat<NV>(BATON_EACH(v) { r[v] = load(row + 16 * v); });
+        repeat<M>(BATON_EACH(m) {
+            const F x = all(left[m * left_stride + k]);
+            repeat<NV>(BATON_EACH(v) { sums[m][v] = fma(x, r[v], sums[m][v]); });
+        });
+    }
+    repeat<M>(BATON_EACH(m) { repeat<NV>(BATON_EACH(v) { store(out + m * out_stride + 16 * v, sums[m][v]); }); });
+}
+
+#if defined(BATON_AVX512)
+constexpr int kProductRows = 6, kProductVectors = 4;
+#else
+constexpr int kProductRows = 3, kProductVectors = 2;
+#endif
+
+template <int NV, typename Right> inline void product_columns(const float* left, int64_t left_stride, int64_t count, Right right, int64_t K, float* out, int64_t out_stride, bool adds) {
+    int64_t m = 0;
+    for (; m + kProductRows <= count; m += kProductRows)
+        small_product<kProductRows, NV>(left + m * left_stride, left_stride, right, K, out + m * out_stride, out_stride, adds);
+    for (; m + 3 <= count; m += 3)
+        small_product<3, NV>(left + m * left_stride, left_stride, right, K, out + m * out_stride, out_stride, adds);
+    for (; m < count; m++)
+        small_product<1, NV>(left + m * left_stride, left_stride, right, K, out + m * out_stride, out_stride, adds);
+}
+
+template <typename Right> inline void multiply(const float* left, int64_t left_stride, int64_t count, Right right, int64_t K, float* out, int64_t out_stride, int64_t width, bool adds) {
+    int64_t c = 0;
+    for (; c + 16 * kProductVectors <= width; c += 16 * kProductVectors)
+        product_columns<kProductVectors>(left, left_stride, count, [&](int64_t k) { return right(k) + c; }, K, out + c, out_stride, adds);
+    for (; c < width; c += 16)
+        product_columns<1>(left, left_stride, count, [&](int64_t k) { return right(k) + c; }, K, out + c, out_stride, adds);
+}
+
+inline const F& lane_numbers() {
+    static const float numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    static const F lanes = load(numbers);
+    return lanes;
+}
+
+// The running fold of up to kMaxQueries query vectors.
+struct Fold {
+    float* values;   // [queries, padded]
+    float* largest;  // [queries]
+    float* sums;     // [queries]
+};
+
+// One query's 64 scores to weights; its fold is rescaled. Positions outside [low, high) of the tile weigh nothing.
+inline void soften(const BatonAttend& a, float* scores, int64_t low, int64_t high, const Fold& fold, int64_t query, int64_t padded) {
+    const F minus_infinity = all(-INFINITY);
+    F s[4];
+    for (int v = 0; v < 4; v++) {
+        s[v] = load(scores + 16 * v) * all(a.scale);
+        if (a.soft_cap > 0.0f) {
+            const F e = exponential(s[v] * all(2.0f / a.soft_cap));  // tanh(z) = 1 - 2 / (exp(2 z) + 1)
+            s[v] = all(a.soft_cap) * (all(1.0f) - all(2.0f) / (e + all(1.0f)));
+        }
+        if (low > 0 || high < 64) {
+            const F number = lane_numbers() + all(16.0f * static_cast<float>(v));
+            s[v] = where_less(number, all(static_cast<float>(high)), s[v], minus_infinity);
+            s[v] = where_less(number, all(static_cast<float>(low)), minus_infinity, s[v]);
+        }
+    }
+    const float own = largest_lane(larger(larger(s[0], s[1]), larger(s[2], s[3])));
+    const float before = fold.largest[query], largest = before > own ? before : own;
+    F weights[4];
+    for (int v = 0; v < 4; v++) {
+        weights[v] = exponential(s[v] - all(largest));
+        store(scores + 16 * v, weights[v]);
+    }
+    const float sum = sum_lanes((weights[0] + weights[1]) + (weights[2] + weights[3]));
+    if (before == largest) {
+        fold.sums[query] += sum;
+        return;
+    }
+    float kept[16];
+    store(kept, exponential(all(before - largest)));
+    fold.sums[query] = fold.sums[query] * kept[0] + sum;
+    fold.largest[query] = largest;
+    float* values = fold.values + query * padded;
+    for (int64_t c = 0; c < padded; c += 16) store(values + c, load(values + c) * all(kept[0]));
+}
+
+// Folds the partial `next` into `fold`.
+inline void merge_folds(const Fold& fold, const Fold& next, int64_t query, int64_t padded) {
+    const float largest = fold.largest[query] > next.largest[query] ? fold.largest[query] : next.largest[query];
+    float kept[16], added[16];
+    store(kept, exponential(all(fold.largest[query] - largest)));
+    store(added, exponential(all(next.largest[query] - largest)));
+    fold.largest[query] = largest;
+    fold.sums[query] = fold.sums[query] * kept[0] + next.sums[query] * added[0];
+    float* values = fold.values + query * padded;
+    const float* other = next.values + query * padded;
+    for (int64_t c = 0; c < padded; c += 16) store(values + c, load(values + c) * all(kept[0]) + load(other + c) * all(added[0]));
+}
+
+inline void start_fold(const Fold& fold, int64_t queries, int64_t padded) {
+    std::memset(fold.values, 0, sizeof(float) * queries * padded);
+    for (int64_t q = 0; q < queries; q++) {
+        fold.largest[q] = -INFINITY;
+        fold.sums[q] = 0.0f;
+    }
+}
+
+inline void put_results(const Layer& l, const Fold& fold, int64_t query, int64_t head, float* out) {
+    float largest = fold.largest[query], sum = fold.sums[query], kept[16] = {1.0f};
+    if (l.a.sinks) {
+        const float sink = l.a.sinks[head], top = largest > sink ? largest : sink;
+        float own[16];
+        store(kept, exponential(all(largest - top)));
+        store(own, exponential(all(sink - top)));
+        sum = sum * kept[0] + own[0];
+    }
+    const F by = all(sum > 0.0f ? kept[0] / sum : 0.0f);
+    const float* values = fold.values + query * l.padded;
+    int64_t d = 0;
+    for (; d + 16 <= l.dim; d += 16) store(out + d, load(values + d) * by);
+    if (d < l.dim) store_some(out + d, load(values + d) * by, static_cast<int>(l.dim - d));
+}
+
+inline Layer layer_of(const BatonAttend& a, const BatonStep& step) {
+    return {a, step, a.num_heads / a.view.num_heads, a.view.head_dim, (a.view.head_dim + 15) & ~int64_t(15)};
+}
+
+struct TaskRows {  // rows of one task: query vector q is row q / group, head q % group
+    int64_t first;     // in the flat batch
+    int64_t position;  // of the first row
+    int64_t count;
+};
+
+inline TaskRows rows_of(const BatonStep& step, int64_t sequence, int64_t first_row, int64_t num_rows) {
+    const int64_t start = step.query_start[sequence], rows = step.query_start[sequence + 1] - start;
+    return {start + first_row, step.seq_lens[sequence] - rows + first_row, num_rows};
+}
+
+struct TileSpace {
+    float *queries, *keys, *scores, *value_space, *key_space;
+};
+
+// Folds the tile of positions [first, first + 64) into every row that sees some of it.
+inline void fold_tile(const Layer& l, const AttendTask& task, const TaskRows& rows, int64_t first, const Fold& fold, const TileSpace& space) {
+    const int64_t window = l.a.window, last = rows.position + rows.count - 1;
+    int64_t begin = first > rows.position ? first - rows.position : 0, end = rows.count;
+    if (window && first + 63 + window - rows.position < end) end = first + 63 + window - rows.position;
+    if (begin >= end) return;
+    const int64_t low = window && rows.position + begin - window + 1 > 0 ? rows.position + begin - window + 1 : 0;
+    const int32_t* table = l.step.tables + task.sequence * l.step.table_stride;
+    load_keys(l, table, task.head, first, low, last + 1, space.key_space, space.keys);
+    const float* values[64];
+    load_values(l, table, task.head, first, low, last + 1, space.value_space, values);
+    const int64_t q = begin * l.group, count = (end - begin) * l.group;
+    const float* keys = space.keys;
+    multiply(space.queries + q * l.dim, l.dim, count, [keys](int64_t k) { return keys + 64 * k; }, l.dim, space.scores, 64, 64, false);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t own = rows.position + (q + i) / l.group;
+        const int64_t high = own + 1 - first < 64 ? own + 1 - first : 64;
+        const int64_t least = window && own - window + 1 > first ? own - window + 1 - first : 0;
+        soften(l.a, space.scores + 64 * i, least, high, fold, q + i, l.padded);
+    }
+    multiply(space.scores, 64, count, [&values](int64_t k) { return values[k]; }, 64, fold.values + q * l.padded, l.padded, l.padded, true);
+}
+
+inline size_t attend_bytes(const Layer& l, int64_t queries) {
+    return sizeof(float) * (queries * (l.dim + 64 + 2 * l.padded + 4) + 64 * l.dim + (64 + 16) * l.padded) + 16 * 64;
+}
+
+inline Fold take_fold(const Layer& l, int64_t queries, Scratch& scratch) {
+    return {scratch.take<float>(queries * l.padded), scratch.take<float>(queries), scratch.take<float>(queries)};
+}
+
+// A partial in the plan's memory: values of all queries, then the largest scores, then the sums.
+inline Fold partial_fold(const Layer& l, const StepPlan& plan, int64_t at, int64_t queries) {
+    float* memory = const_cast<float*>(plan.partials.data()) + at * plan.partial_size;
+    return {memory, memory + queries * l.padded, memory + queries * (l.padded + 1)};
+}
+
+inline void load_queries(const Layer& l, const AttendTask& task, const TaskRows& rows, float* out) {
+    for (int64_t r = 0; r < rows.count; r++)
+        std::memcpy(out + r * l.group * l.dim, l.a.query.data + (rows.first + r) * l.a.query.stride + task.head * l.group * l.dim,
+                    sizeof(float) * l.group * l.dim);
+}
+
+inline void put_rows(const Layer& l, int64_t head, const TaskRows& rows, const Fold& fold) {
+    for (int64_t q = 0; q < rows.count * l.group; q++) {
+        const int64_t own_head = head * l.group + q % l.group;
+        put_results(l, fold, q, own_head, l.a.out.data + (rows.first + q / l.group) * l.a.out.stride + own_head * l.dim);
+    }
+}
+
+inline void run_attend(const void* arguments, int64_t, const StepPlan& plan, int64_t tile, Scratch& scratch) {
+    const Layer l = layer_of(*static_cast<const BatonAttend*>(arguments), plan.step);
+    const AttendTask& task = plan.attends[tile];
+    const TaskRows rows = rows_of(plan.step, task.sequence, task.first_row, task.num_rows);
+    const int64_t queries = rows.count * l.group;
+    scratch.reserve(attend_bytes(l, queries));
+    const TileSpace space{scratch.take<float>(queries * l.dim), scratch.take<float>(64 * l.dim), scratch.take<float>(queries * 64),
+                          scratch.take<float>(64 * l.padded), scratch.take<float>(16 * l.padded)};
+    load_queries(l, task, rows, space.queries);
+    const Fold whole = task.partial < 0 ? take_fold(l, queries, scratch) : partial_fold(l, plan, task.partial, queries);
+    const Fold part = task.num_chunks > 1 ? take_fold(l, queries, scratch) : whole;
+    start_fold(whole, queries, l.padded);
+    for (int64_t chunk = task.first_chunk; chunk < task.first_chunk + task.num_chunks; chunk++) {
+        const Fold& fold = chunk == task.first_chunk ? whole : part;
+        if (chunk != task.first_chunk) start_fold(part, queries, l.padded);
+        const int64_t end = (chunk + 1) * kChunkPositions < rows.position + rows.count ? (chunk + 1) * kChunkPositions : rows.position + rows.count;
+        for (int64_t first = chunk * kChunkPositions; first < end; first += kTilePositions) fold_tile(l, task, rows, first, fold, space);
+        if (chunk == task.first_chunk) continue;
+        for (int64_t q = 0; q < queries; q++) merge_folds(whole, part, q, l.padded);
+    }
+    if (task.partial < 0) put_rows(l, task.head, rows, whole);
+}
+
+inline void run_merge(const void* arguments, int64_t, const StepPlan& plan, int64_t tile, Scratch& scratch) {
+    const Layer l = layer_of(*static_cast<const BatonAttend*>(arguments), plan.step);
+    const MergeTask& task = plan.merges[tile];
+    const TaskRows rows = rows_of(plan.step, task.sequence, task.first_row, task.num_rows);
+    const int64_t queries = rows.count * l.group;
+    scratch.reserve(sizeof(float) * queries * (l.padded + 2) + 4 * 64);
+    const Fold whole = take_fold(l, queries, scratch), first = partial_fold(l, plan, task.partial, queries);
+    std::memcpy(whole.values, first.values, sizeof(float) * queries * l.padded);
+    std::memcpy(whole.largest, first.largest, sizeof(float) * queries);
+    std::memcpy(whole.sums, first.sums, sizeof(float) * queries);
+    for (int64_t p = 1; p < task.num_partials; p++) {
+        const Fold next = partial_fold(l, plan, task.partial + p * queries, queries);
+        for (int64_t q = 0; q < queries; q++) merge_folds(whole, next, q, l.padded);
+    }
+    put_rows(l, task.head, rows, whole);
+}
+
+inline int64_t tiles_of_attend(const void*, int64_t, const StepPlan& plan) { return static_cast<int64_t>(plan.attends.size()); }
+inline int64_t tiles_of_merge(const void*, int64_t, const StepPlan& plan) { return static_cast<int64_t>(plan.merges.size()); }
+
+}  // namespace

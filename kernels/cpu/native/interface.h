@@ -1,0 +1,201 @@
+// The plain C interface of Baton's host kernels: pointers, strides and counts, no torch.
+//
+// A program is an array of instructions; each names an operation and points to that operation's arguments. Rows are
+// row-major with a stride in elements. Counts that change from step to step (rows, sequences) come from the Step, so
+// one recorded program serves every step. kernels/cpu/binding.py mirrors every struct here, field by field.
+#pragma once
+#include <cstdint>
+
+extern "C" {
+
+struct BatonRows {  // float32 rows; nullptr where an operation's output or input is absent
+    float* data;
+    int64_t stride;
+};
+
+// Rows quantised to 12 bits, [width] values a row, a scale for every 32 of them: value = scale * q, q = 16 * high + low
+// with signed bytes, |q| <= 2039. A row of `values` is 2 * width bytes in the order that the active variant reads (see
+// rows.inl). Sums are those of q by groups of 32, then by groups of 16, as integers and times their scale.
+struct BatonQuantRows {
+    int8_t* values;    // [rows, 2 * width]
+    float* scales;     // [rows, width / 32]
+    int32_t* sums;     // [rows, 3 * width / 32]
+    float* weighted;   // [rows, 3 * width / 32]
+    int64_t width;
+};
+
+enum BatonWeightKind : int32_t {
+    BATON_DENSE_F32 = 0,
+    BATON_DENSE_F16 = 1,
+    BATON_DENSE_BF16 = 2,
+    BATON_QUANT_4 = 3,
+    BATON_QUANT_8 = 4,
+};
+
+// A matrix [num_rows, num_columns] in panels of 16 rows. Dense: [panels, num_columns, 16] elements. Quantised: for
+// each panel and group of columns its quants, 16 scales and, with has_min, 16 minima (float16 or float32):
+// w = scale * (quant - offset) + min.
+struct BatonWeight {
+    void* data;
+    int64_t num_rows;
+    int64_t num_columns;
+    int32_t kind;
+    int32_t group;         // 32 or 16 columns share a scale
+    int32_t offset;
+    int32_t has_min;
+    int32_t half_scales;
+    int32_t reserved;
+};
+
+// One layer of the KV pool: [blocks, heads, 2, block_size, head_dim], strides in elements of the storage type.
+enum BatonKvType : int32_t {
+    BATON_KV_F32 = 0,
+    BATON_KV_F16 = 1,
+    BATON_KV_BF16 = 2,
+    BATON_KV_FP8_E4M3 = 3,
+    BATON_KV_FP8_E5M2 = 4,
+    BATON_KV_INT8 = 5,
+};
+struct BatonKvView {
+    void* values;
+    float* scales;               // nullptr: every scale is 1
+    int64_t block_stride;
+    int64_t head_stride;
+    int64_t half_stride;         // from K to V
+    int64_t scale_block_stride;  // in floats
+    int64_t scale_head_stride;
+    int64_t scale_half_stride;
+    int32_t type;
+    int32_t block_size;
+    int32_t num_heads;
+    int32_t head_dim;
+};
+
+// What changes from step to step.
+struct BatonStep {
+    int64_t num_tokens;
+    int64_t num_sequences;
+    int64_t num_wanted;
+    const int64_t* token_ids;    // [num_tokens]
+    const int64_t* positions;    // [num_tokens]
+    const int64_t* slots;        // [num_tokens], -1: written nowhere
+    const int32_t* tables;       // [num_sequences, table_stride]
+    int64_t table_stride;
+    const int64_t* query_start;  // [num_sequences + 1]
+    const int64_t* seq_lens;     // [num_sequences]
+    const int64_t* wanted;       // [num_wanted] rows whose logits are asked for
+};
+
+enum BatonOp : int32_t {
+    BATON_OP_EMBED = 0,
+    BATON_OP_NORM = 1,
+    BATON_OP_PRODUCT = 2,
+    BATON_OP_ANGLES = 3,
+    BATON_OP_ROPE = 4,
+    BATON_OP_WRITE_KV = 5,
+    BATON_OP_ATTEND = 6,
+    BATON_OP_MERGE = 7,
+    BATON_OP_GATED = 8,
+    BATON_OP_QUANTISE = 9,
+    BATON_OP_TAKE = 10,
+    BATON_OP_MARK = 11,
+    BATON_NUM_OPS = 12,
+};
+
+enum BatonRowCount : int32_t { BATON_ROWS_TOKENS = 0, BATON_ROWS_WANTED = 1 };
+
+struct BatonInstruction {
+    int32_t op;
+    int32_t row_count;  // BatonRowCount: how many rows this operation works on
+    const void* arguments;
+};
+
+struct BatonEmbed {
+    const BatonWeight* weight;
+    BatonRows out;
+};
+
+// out = norm(hidden + residual) * weight over `count` vectors of `width` a row; the sum is stored back to `residual`.
+// Without a residual nothing is added. quantised.values may be nullptr, out.data may be nullptr.
+struct BatonNorm {
+    BatonRows hidden;
+    BatonRows residual;
+    const float* weight;
+    BatonRows out;
+    BatonQuantRows quantised;
+    int64_t width;
+    int64_t count;
+    int64_t hidden_vector_stride;
+    int64_t out_vector_stride;
+    float epsilon;
+    int32_t reserved;
+};
+
+struct BatonProduct {
+    const BatonWeight* weight;
+    BatonRows inputs;  // dense weights
+    BatonQuantRows quantised;  // quantised weights
+    const float* bias;  // [num_rows] or nullptr
+    BatonRows out;
+};
+
+struct BatonAngles {
+    const float* frequencies;  // [half]
+    BatonRows cos;
+    BatonRows sin;
+    int64_t half;
+    float factor;
+    int32_t reserved;
+};
+
+struct BatonRope {
+    BatonRows heads;
+    BatonRows cos;
+    BatonRows sin;
+    BatonRows out;
+    int64_t num_heads;
+    int64_t head_dim;
+};
+
+struct BatonWriteKv {
+    BatonRows key;
+    BatonRows value;
+    BatonKvView view;
+};
+
+struct BatonAttend {
+    BatonRows query;
+    BatonRows out;
+    BatonKvView view;
+    const float* sinks;  // [num_heads] or nullptr
+    int64_t num_heads;
+    int64_t window;      // 0: none
+    float scale;
+    float soft_cap;      // 0: none
+};
+
+struct BatonGated {
+    BatonRows gate_up;
+    BatonRows out;
+    BatonQuantRows quantised;
+    int64_t width;
+    int32_t is_gelu;
+    int32_t reserved;
+};
+
+struct BatonQuantise {
+    BatonRows inputs;
+    BatonQuantRows quantised;
+};
+
+struct BatonTake {
+    BatonRows inputs;
+    BatonRows out;
+    int64_t width;
+};
+
+struct BatonMark {
+    int64_t layer;
+};
+
+}  // extern "C"

@@ -1,0 +1,28 @@
+// One variant: every operation compiled for one instruction set. Included by variant_*.cpp after their macros.
+#include "operations.h"
+#include "lanes.h"
+#include "rows.inl"
+#include "products.inl"
+#if defined(BATON_AMX)
+#include "products_amx.inl"
+#endif
+#include "attention.inl"
+
+namespace {
+
+const Operation kOperations[BATON_NUM_OPS] = {
+    {tiles_by_rows, run_embed},       // BATON_OP_EMBED
+    {tiles_by_rows, run_norm},        // BATON_OP_NORM
+    {tiles_of_product, run_product},  // BATON_OP_PRODUCT
+    {tiles_by_rows, run_angles},      // BATON_OP_ANGLES
+    {tiles_by_rows, run_rope},        // BATON_OP_ROPE
+    {tiles_by_rows, run_write_kv},    // BATON_OP_WRITE_KV
+    {tiles_of_attend, run_attend},    // BATON_OP_ATTEND
+    {tiles_of_merge, run_merge},      // BATON_OP_MERGE
+    {tiles_by_rows, run_gated},       // BATON_OP_GATED
+    {tiles_by_rows, run_quantise},    // BATON_OP_QUANTISE
+    {tiles_by_rows, run_take},        // BATON_OP_TAKE
+    {nullptr, nullptr},               // BATON_OP_MARK
+};
+
+}  // namespace

@@ -1,0 +1,221 @@
+// Sixteen virtual lanes of float32 and int32, on AVX-512, AVX2 or plain C++.
+//
+// Every function works lane by lane and rounds as IEEE 754 says, so all three give equal bits; sums across lanes are
+// one fixed tree. A file that includes this is compiled once a variant, with floating-point contraction switched off.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+// body(0), body(1) ... body(N - 1), unrolled where it is written: the compiler keeps small arrays of vectors that are
+// indexed so in registers, which it does not do for loops.
+template <typename Body, int... i>
+__attribute__((always_inline)) inline void repeat_at(std::integer_sequence<int, i...>, Body& body) {
+    (body(std::integral_constant<int, i>{}), ...);
+}
+template <int N, typename Body> __attribute__((always_inline)) inline void repeat(Body body) {
+    repeat_at(std::make_integer_sequence<int, N>{}, body);
+}
+#define BATON_EACH(INDEX) [&](auto INDEX) __attribute__((always_inline))
+
+#if defined(BATON_AVX512)
+
+using F = __m512;  // a bare vector: the compiler keeps arrays of it in registers
+struct I { __m512i v; };
+inline F load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, F a) { _mm512_storeu_ps(p, a); }
+inline F load_some(const float* p, int n) { return _mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), p); }
+inline void store_some(float* p, F a, int n) { _mm512_mask_storeu_ps(p, __mmask16((1u << n) - 1), a); }
+inline F all(float x) { return _mm512_set1_ps(x); }
+inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+inline F larger(F a, F b) { return _mm512_max_ps(a, b); }
+inline F smaller(F a, F b) { return _mm512_min_ps(a, b); }
+inline F absolute(F a) { return _mm512_abs_ps(a); }
+// lanes of `yes` where a < b, of `no` elsewhere
+inline F where_less(F a, F b, F yes, F no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes); }
+inline I to_int(F a) { return {_mm512_cvtps_epi32(a)}; }
+inline F to_float(I a) { return _mm512_cvtepi32_ps(a.v); }
+inline I all_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline I operator+(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline I operator-(I a, I b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+inline I operator*(I a, I b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+template <int n> inline I shift_left(I a) { return {_mm512_slli_epi32(a.v, n)}; }
+inline I bits_of(F a) { return {_mm512_castps_si512(a)}; }
+inline F from_bits(I a) { return _mm512_castsi512_ps(a.v); }
+inline void store_int(int32_t* p, I a) { _mm512_storeu_si512(p, a.v); }
+inline F load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline F load_bfloat(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
+}
+
+#elif defined(BATON_AVX2)
+
+struct F { __m256 a, b; };
+struct I { __m256i a, b; };
+inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, F x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+inline F all(float x) { __m256 v = _mm256_set1_ps(x); return {v, v}; }
+inline F operator+(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline F operator-(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline F operator*(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline F operator/(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline F larger(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline F smaller(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline F absolute(F x) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+}
+inline F where_less(F x, F y, F yes, F no) {
+    return {_mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)),
+            _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ))};
+}
+inline I to_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+inline F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline I all_int(int32_t x) { __m256i v = _mm256_set1_epi32(x); return {v, v}; }
+inline I operator+(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+inline I operator-(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+inline I operator*(I x, I y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
+template <int n> inline I shift_left(I x) { return {_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)}; }
+inline I bits_of(F x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+inline F from_bits(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+inline void store_int(int32_t* p, I x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.a);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), x.b);
+}
+inline F load_half(const uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+            _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+inline F load_bfloat(const uint16_t* p) {
+    auto widen = [](const uint16_t* q) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q))), 16));
+    };
+    return {widen(p), widen(p + 8)};
+}
+
+#else
+
+struct F { float x[16]; };
+struct I { int32_t x[16]; };
+#define BATON_LANES(EXPRESSION) for (int i = 0; i < 16; i++) r.x[i] = (EXPRESSION); return r
+inline F load(const float* p) { F r; std::memcpy(r.x, p, 64); return r; }
+inline void store(float* p, F a) { std::memcpy(p, a.x, 64); }
+inline F all(float x) { F r; BATON_LANES(x); }
+inline F operator+(F a, F b) { F r; BATON_LANES(a.x[i] + b.x[i]); }
+inline F operator-(F a, F b) { F r; BATON_LANES(a.x[i] - b.x[i]); }
+inline F operator*(F a, F b) { F r; BATON_LANES(a.x[i] * b.x[i]); }
+inline F operator/(F a, F b) { F r; BATON_LANES(a.x[i] / b.x[i]); }
+inline F fma(F a, F b, F c) { F r; BATON_LANES(std::fmaf(a.x[i], b.x[i], c.x[i])); }
+inline F larger(F a, F b) { F r; BATON_LANES(a.x[i] > b.x[i] ? a.x[i] : b.x[i]); }
+inline F smaller(F a, F b) { F r; BATON_LANES(a.x[i] < b.x[i] ? a.x[i] : b.x[i]); }
+inline F absolute(F a) { F r; BATON_LANES(std::fabs(a.x[i])); }
+inline F where_less(F a, F b, F yes, F no) { F r; BATON_LANES(a.x[i] < b.x[i] ? yes.x[i] : no.x[i]); }
+inline int32_t nearest(float x) {  // what the vector units answer: to nearest even, INT32_MIN when it does not fit
+    return x >= -2147483648.0f && x < 2147483648.0f ? static_cast<int32_t>(std::nearbyintf(x)) : INT32_MIN;
+}
+inline I to_int(F a) { I r; BATON_LANES(nearest(a.x[i])); }
+inline F to_float(I a) { F r; BATON_LANES(static_cast<float>(a.x[i])); }
+inline I all_int(int32_t x) { I r; BATON_LANES(x); }
+inline int32_t wrap(int64_t x) { return static_cast<int32_t>(static_cast<uint32_t>(static_cast<uint64_t>(x))); }
+inline I operator+(I a, I b) { I r; BATON_LANES(wrap(int64_t(a.x[i]) + b.x[i])); }
+inline I operator-(I a, I b) { I r; BATON_LANES(wrap(int64_t(a.x[i]) - b.x[i])); }
+inline I operator*(I a, I b) { I r; BATON_LANES(wrap(int64_t(a.x[i]) * b.x[i])); }
+template <int n> inline I shift_left(I a) { I r; BATON_LANES(static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) << n)); }
+inline I bits_of(F a) { I r; std::memcpy(r.x, a.x, 64); return r; }
+inline F from_bits(I a) { F r; std::memcpy(r.x, a.x, 64); return r; }
+inline void store_int(int32_t* p, I a) { std::memcpy(p, a.x, 64); }
+inline float half_to_float(uint16_t h);
+inline F load_half(const uint16_t* p) { F r; BATON_LANES(half_to_float(p[i])); }
+inline F load_bfloat(const uint16_t* p) {
+    I r;
+    for (int i = 0; i < 16; i++) r.x[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16);
+    return from_bits(r);
+}
+#undef BATON_LANES
+
+#endif
+
+#if !defined(BATON_AVX512)
+inline F load_some(const float* p, int n) {
+    float t[16] = {};
+    std::memcpy(t, p, sizeof(float) * n);
+    return load(t);
+}
+inline void store_some(float* p, F a, int n) {
+    float t[16];
+    store(t, a);
+    std::memcpy(p, t, sizeof(float) * n);
+}
+#endif
+
+inline int32_t sum_int(I a) {  // exact, so in any order
+#if defined(BATON_AVX512)
+    return _mm512_reduce_add_epi32(a.v);
+#elif defined(BATON_AVX2)
+    const __m256i x = _mm256_add_epi32(a.a, a.b);
+    __m128i y = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    y = _mm_add_epi32(y, _mm_shuffle_epi32(y, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(y, _mm_shuffle_epi32(y, 0xb1)));
+#else
+    int32_t sum = 0;
+    for (int i = 0; i < 16; i++) sum += a.x[i];
+    return sum;
+#endif
+}
+
+inline float float_from(uint32_t bits) { float x; std::memcpy(&x, &bits, 4); return x; }
+inline uint32_t bits_from(float x) { uint32_t b; std::memcpy(&b, &x, 4); return b; }
+
+inline float half_to_float(uint16_t h) {  // IEEE binary16, subnormals included
+    const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
+    if (exponent == 31) return float_from(sign | 0x7f800000u | fraction << 13);
+    if (exponent) return float_from(sign | (exponent + 112) << 23 | fraction << 13);
+    const float magnitude = static_cast<float>(fraction) * 5.9604644775390625e-8f;  // 2^-24
+    return sign ? -magnitude : magnitude;
+}
+
+// The one tree over 16 lanes: halves are added until one is left.
+inline float sum_lanes(F a) {
+    float t[16];
+    store(t, a);
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; i++) t[i] += t[i + half];
+    return t[0];
+}
+inline float largest_lane(F a) {
+    float t[16];
+    store(t, a);
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; i++) t[i] = t[i] > t[i + half] ? t[i] : t[i + half];
+    return t[0];
+}
+
+// exp(x), within 2 units in the last place; 0 below -86, as for x = 88 above it. Polynomial of the Cephes library.
+inline F exponential(F x) {
+    const F magic = all(12582912.0f);  // 1.5 * 2^23: adding and subtracting it rounds to an integer
+    const F bounded = smaller(larger(x, all(-86.0f)), all(88.0f));
+    const F n = (fma(bounded, all(1.44269504088896341f), magic)) - magic;
+    F r = fma(n, all(-0.693359375f), bounded);
+    r = fma(n, all(2.12194440e-4f), r);
+    F p = all(1.9875691500e-4f);
+    p = fma(p, r, all(1.3981999507e-3f));
+    p = fma(p, r, all(8.3334519073e-3f));
+    p = fma(p, r, all(4.1665795894e-2f));
+    p = fma(p, r, all(1.6666665459e-1f));
+    p = fma(p, r, all(5.0000001201e-1f));
+    const F y = fma(p, r * r, r) + all(1.0f);
+    const F scaled = from_bits(bits_of(y) + shift_left<23>(to_int(n)));
+    return where_less(x, all(-86.0f), all(0.0f), scaled);
+}
+
+inline F sigmoid_times(F x, F gate) { return x / (all(1.0f) + exponential(all(0.0f) - gate)); }
+
+}  // namespace

@@ -1,0 +1,282 @@
+// Operations that work row by row: embedding, norm, angles, rotation, gates, quantisation, KV writes, row picks.
+
+namespace {
+
+constexpr float kLevels = 2039.0f;  // 16 * 127 + 7: what a signed byte and a signed half byte reach
+
+// Rows a tile of a row-wise operation covers: enough tiles to share, none too small to pay for.
+inline int64_t rows_per_tile(int64_t rows) { return rows < 32 ? 1 : (rows + 31) / 32; }
+inline int64_t row_tiles(int64_t rows) { return rows ? (rows + rows_per_tile(rows) - 1) / rows_per_tile(rows) : 0; }
+
+template <typename Body> inline void each_row(int64_t rows, int64_t tile, Body body) {
+    const int64_t size = rows_per_tile(rows), end = (tile + 1) * size < rows ? (tile + 1) * size : rows;
+    for (int64_t row = tile * size; row < end; row++) body(row);
+}
+
+inline int64_t tiles_by_rows(const void*, int64_t rows, const StepPlan&) { return row_tiles(rows); }
+
+// ---- quantisation of rows
+
+// The order of a quantised row. With byte products: for each group of 32 its high bytes, then its low ones. Otherwise
+// 16-bit values, of every four the first, third, second, fourth: pairs that meet the even and odd bytes of a weight's
+// 32-bit lane.
+inline void put_quants(int8_t* row, int64_t column, I q) {
+#if defined(BATON_AVX512)
+    const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(q.v, _mm512_set1_epi32(8)), 4);
+    const __m512i low = _mm512_sub_epi32(q.v, _mm512_slli_epi32(high, 4));
+    int8_t* group = row + column / 32 * 64 + column % 32;
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(group), _mm512_cvtepi32_epi8(high));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(group + 32), _mm512_cvtepi32_epi8(low));
+#else
+    int32_t quants[16];
+    store_int(quants, q);
+    int16_t* values = reinterpret_cast<int16_t*>(row) + column;
+    for (int i = 0; i < 16; i += 4) {
+        values[i] = static_cast<int16_t>(quants[i]);
+        values[i + 1] = static_cast<int16_t>(quants[i + 2]);
+        values[i + 2] = static_cast<int16_t>(quants[i + 1]);
+        values[i + 3] = static_cast<int16_t>(quants[i + 3]);
+    }
+#endif
+}
+
+inline void quantise_row(const float* values, const BatonQuantRows& out, int64_t row) {
+    const int64_t groups = out.width / 32;  // width is a multiple of 32
+    int8_t* quants = out.values + row * 2 * out.width;
+    float *scales = out.scales + row * groups, *weighted = out.weighted + row * 3 * groups;
+    int32_t* sums = out.sums + row * 3 * groups;
+    for (int64_t g = 0; g < groups; g++) {
+        const F left = load(values + 32 * g), right = load(values + 32 * g + 16);
+        const float largest = largest_lane(larger(absolute(left), absolute(right))), scale = largest / kLevels;
+        const F inverse = all(largest > 0.0f ? kLevels / largest : 0.0f);
+        const I a = to_int(left * inverse), b = to_int(right * inverse);
+        put_quants(quants, 32 * g, a);
+        put_quants(quants, 32 * g + 16, b);
+        const int32_t sum_a = sum_int(a), sum_b = sum_int(b);
+        scales[g] = scale;
+        sums[g] = sum_a + sum_b;
+        sums[groups + 2 * g] = sum_a;
+        sums[groups + 2 * g + 1] = sum_b;
+        weighted[g] = scale * static_cast<float>(sum_a + sum_b);
+        weighted[groups + 2 * g] = scale * static_cast<float>(sum_a);
+        weighted[groups + 2 * g + 1] = scale * static_cast<float>(sum_b);
+    }
+}
+
+inline void run_quantise(const void* arguments, int64_t rows, const StepPlan&, int64_t tile, Scratch&) {
+    const auto& a = *static_cast<const BatonQuantise*>(arguments);
+    each_row(rows, tile, [&](int64_t row) { quantise_row(a.inputs.data + row * a.inputs.stride, a.quantised, row); });
+}
+
+// ---- embedding
+
+inline float weight_value(const BatonWeight& w, int64_t row, int64_t column);  // products.inl
+
+inline void run_embed(const void* arguments, int64_t rows, const StepPlan& plan, int64_t tile, Scratch&) {
+    const auto& a = *static_cast<const BatonEmbed*>(arguments);
+    each_row(rows, tile, [&](int64_t row) {
+        float* out = a.out.data + row * a.out.stride;
+        const int64_t token = plan.step.token_ids[row];
+        for (int64_t c = 0; c < a.weight->num_columns; c++) out[c] = weight_value(*a.weight, token, c);
+    });
+}
+
+// ---- RMS norm
+
+inline void norm_vector(const BatonNorm& a, float* in, const float* added, float* out) {
+    const int64_t width = a.width, whole = width & ~int64_t(15);
+    const int rest = static_cast<int>(width - whole);
+    F squares = all(0.0f);
+    auto total = [&](int64_t c, int n) {
+        F x = n == 16 ? load(in + c) : load_some(in + c, n);
+        if (!added) return x;
+        x = x + (n == 16 ? load(added + c) : load_some(added + c, n));
+        if (n == 16) store(in + c, x); else store_some(in + c, x, n);
+        return x;
+    };
+    for (int64_t c = 0; c < whole; c += 16) {
+        const F x = total(c, 16);
+        squares = fma(x, x, squares);
+    }
+    if (rest) {
+        const F x = total(whole, rest);
+        squares = fma(x, x, squares);
+    }
+    const F inverse = all(1.0f / std::sqrt(sum_lanes(squares) / static_cast<float>(width) + a.epsilon));
+    for (int64_t c = 0; c < whole; c += 16) store(out + c, load(in + c) * inverse * load(a.weight + c));
+    if (rest) store_some(out + whole, load_some(in + whole, rest) * inverse * load_some(a.weight + whole, rest), rest);
+}
+
+inline void run_norm(const void* arguments, int64_t rows, const StepPlan&, int64_t tile, Scratch& scratch) {
+    const auto& a = *static_cast<const BatonNorm*>(arguments);
+    scratch.reserve((a.width + 16) * sizeof(float) + 64);
+    float* temporary = scratch.take<float>(a.width + 16);
+    each_row(rows, tile, [&](int64_t row) {
+        float* hidden = a.hidden.data + row * a.hidden.stride;
+        float* residual = a.residual.data ? a.residual.data + row * a.residual.stride : nullptr;
+        for (int64_t v = 0; v < a.count; v++) {
+            float* out = a.out.data ? a.out.data + row * a.out.stride + v * a.out_vector_stride : temporary;
+            if (residual) norm_vector(a, residual, hidden, out);
+            else norm_vector(a, hidden + v * a.hidden_vector_stride, nullptr, out);
+            if (a.quantised.values) quantise_row(out, a.quantised, row);
+        }
+    });
+}
+
+// ---- rotation
+
+// sin and cos of a float32 angle, computed in float64 without libm so that every machine gives the same bits.
+inline void sine_cosine(float angle, float& sine, float& cosine) {
+    const double x = angle;
+    const double n = std::nearbyint(x * 0.63661977236758134308);  // 2 / pi
+    const double r = (x - n * 1.57079632673412561417e+00) - n * 6.07710050650619224932e-11;  // pi / 2 in two parts
+    const double z = r * r;
+    const double s = r + r * z * (-1.66666666666666324348e-01 + z * (8.33333333332248946124e-03 + z * (-1.98412698298579493134e-04 +
+                     z * (2.75573137070700676789e-06 + z * (-2.50507602534068634195e-08 + z * 1.58969099521155010221e-10)))));
+    const double c = 1.0 - 0.5 * z + z * z * (4.16666666666666019037e-02 + z * (-1.38888888888741095749e-03 + z * (2.48015872894767294178e-05 +
+                     z * (-2.75573143513906633035e-07 + z * (2.08757232129817482790e-09 + z * -1.13596475577881948265e-11)))));
+    const int64_t quadrant = static_cast<int64_t>(n) & 3;
+    const double a = quadrant & 1 ? c : s, b = quadrant & 1 ? s : c;
+    sine = static_cast<float>(quadrant & 2 ? -a : a);
+    cosine = static_cast<float>(quadrant == 1 || quadrant == 2 ? -b : b);
+}
+
+inline void run_angles(const void* arguments, int64_t rows, const StepPlan& plan, int64_t tile, Scratch&) {
+    const auto& a = *static_cast<const BatonAngles*>(arguments);
+    each_row(rows, tile, [&](int64_t row) {
+        const float position = static_cast<float>(plan.step.positions[row]);
+        for (int64_t i = 0; i < a.half; i++) {
+            float sine, cosine;
+            sine_cosine(position * a.frequencies[i], sine, cosine);
+            a.cos.data[row * a.cos.stride + i] = cosine * a.factor;
+            a.sin.data[row * a.sin.stride + i] = sine * a.factor;
+        }
+    });
+}
+
+inline void rotate(const float* in, const float* cos, const float* sin, float* out, int64_t half) {
+    int64_t i = 0;
+    for (; i + 16 <= half; i += 16) {
+        const F x = load(in + i), y = load(in + half + i), c = load(cos + i), s = load(sin + i);
+        store(out + i, x * c - y * s);
+        store(out + half + i, y * c + x * s);
+    }
+    if (const int rest = static_cast<int>(half - i)) {
+        const F x = load_some(in + i, rest), y = load_some(in + half + i, rest);
+        const F c = load_some(cos + i, rest), s = load_some(sin + i, rest);
+        store_some(out + i, x * c - y * s, rest);
+        store_some(out + half + i, y * c + x * s, rest);
+    }
+}
+
+inline void run_rope(const void* arguments, int64_t rows, const StepPlan&, int64_t tile, Scratch&) {
+    const auto& a = *static_cast<const BatonRope*>(arguments);
+    each_row(rows, tile, [&](int64_t row) {
+        for (int64_t head = 0; head < a.num_heads; head++)
+            rotate(a.heads.data + row * a.heads.stride + head * a.head_dim, a.cos.data + row * a.cos.stride,
+                   a.sin.data + row * a.sin.stride, a.out.data + row * a.out.stride + head * a.head_dim, a.head_dim / 2);
+    });
+}
+
+// ---- gates
+
+inline F gate_value(F gate, F up, bool is_gelu) {
+    if (!is_gelu) return sigmoid_times(gate, gate) * up;
+    // gelu with the tanh approximation: x * (1 + tanh(u)) / 2 = x * sigmoid(2 u)
+    const F u = all(0.7978845608028654f) * fma(gate * gate * gate, all(0.044715f), gate);
+    return sigmoid_times(gate, u + u) * up;
+}
+
+inline void run_gated(const void* arguments, int64_t rows, const StepPlan&, int64_t tile, Scratch& scratch) {
+    const auto& a = *static_cast<const BatonGated*>(arguments);
+    scratch.reserve((a.width + 16) * sizeof(float) + 64);
+    float* temporary = scratch.take<float>(a.width + 16);
+    const int64_t whole = a.width & ~int64_t(15);
+    const int rest = static_cast<int>(a.width - whole);
+    each_row(rows, tile, [&](int64_t row) {
+        const float* gate = a.gate_up.data + row * a.gate_up.stride;
+        const float* up = gate + a.width;
+        float* out = a.out.data ? a.out.data + row * a.out.stride : temporary;
+        for (int64_t c = 0; c < whole; c += 16) store(out + c, gate_value(load(gate + c), load(up + c), a.is_gelu));
+        if (rest) store_some(out + whole, gate_value(load_some(gate + whole, rest), load_some(up + whole, rest), a.is_gelu), rest);
+        if (a.quantised.values) quantise_row(out, a.quantised, row);
+    });
+}
+
+// ---- KV writes
+
+// float32 to a smaller float, to nearest even, saturating where `finite` (the fp8 formats), infinities kept elsewhere.
+template <int exponent_bits, int mantissa_bits> inline uint32_t narrow(float x, uint32_t largest_finite, bool saturate) {
+    constexpr int bias = (1 << (exponent_bits - 1)) - 1, drop = 23 - mantissa_bits;
+    const uint32_t bits = bits_from(x), sign = bits >> 31 << (exponent_bits + mantissa_bits), magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return sign | ((1u << (exponent_bits + mantissa_bits)) - 1);  // not a number
+    const int exponent = static_cast<int>(magnitude >> 23) - 127 + bias;
+    uint32_t result;
+    if (exponent >= 1) {
+        const uint32_t rebased = magnitude - (static_cast<uint32_t>(127 - bias) << 23);
+        result = (rebased + ((1u << (drop - 1)) - 1) + (rebased >> drop & 1)) >> drop;
+    } else if (exponent < -mantissa_bits) {
+        result = 0;
+    } else {
+        const uint32_t fraction = (magnitude & 0x7fffffu) | 0x800000u;
+        const int shift = drop + 1 - exponent;
+        const uint32_t kept = fraction >> shift, rest = fraction & ((1u << shift) - 1), middle = 1u << (shift - 1);
+        result = kept + (rest > middle || (rest == middle && (kept & 1)) ? 1 : 0);
+    }
+    const uint32_t infinity = ((1u << exponent_bits) - 1) << mantissa_bits;
+    if (saturate ? result > largest_finite : result > infinity) result = saturate ? largest_finite : infinity;
+    return sign | result;
+}
+
+inline void store_kv(const BatonKvView& view, int64_t at, float x, float inverse) {
+    switch (view.type) {
+        case BATON_KV_F32: static_cast<float*>(view.values)[at] = x; break;
+        case BATON_KV_F16: static_cast<uint16_t*>(view.values)[at] = static_cast<uint16_t>(narrow<5, 10>(x, 0, false)); break;
+        case BATON_KV_BF16: static_cast<uint16_t*>(view.values)[at] = static_cast<uint16_t>(narrow<8, 7>(x, 0, false)); break;
+        case BATON_KV_FP8_E4M3: static_cast<uint8_t*>(view.values)[at] = static_cast<uint8_t>(narrow<4, 3>(x * inverse, 0x7e, true)); break;
+        case BATON_KV_FP8_E5M2: static_cast<uint8_t*>(view.values)[at] = static_cast<uint8_t>(narrow<5, 2>(x * inverse, 0x7b, true)); break;
+        default: static_cast<int8_t*>(view.values)[at] = static_cast<int8_t>(std::nearbyintf(x * inverse)); break;
+    }
+}
+
+inline void write_vector(const BatonKvView& view, int64_t block, int64_t head, int64_t half, int64_t offset, const float* x) {
+    const int64_t base = block * view.block_stride + head * view.head_stride + half * view.half_stride + offset * view.head_dim;
+    if (view.type == BATON_KV_F32) {
+        std::memcpy(static_cast<float*>(view.values) + base, x, sizeof(float) * view.head_dim);
+        return;
+    }
+    float inverse = 1.0f;
+    if (view.scales) {
+        float largest = 0.0f;
+        for (int64_t d = 0; d < view.head_dim; d++) largest = std::fabs(x[d]) > largest ? std::fabs(x[d]) : largest;
+        float scale = largest / (view.type == BATON_KV_INT8 ? 127.0f : 448.0f);
+        scale = scale > 1e-6f ? scale : 1e-6f;
+        view.scales[block * view.scale_block_stride + head * view.scale_head_stride + half * view.scale_half_stride + offset] = scale;
+        inverse = scale;
+    }
+    for (int64_t d = 0; d < view.head_dim; d++) store_kv(view, base + d, view.scales ? x[d] / inverse : x[d], 1.0f);
+}
+
+inline void run_write_kv(const void* arguments, int64_t rows, const StepPlan& plan, int64_t tile, Scratch&) {
+    const auto& a = *static_cast<const BatonWriteKv*>(arguments);
+    each_row(rows, tile, [&](int64_t row) {
+        const int64_t slot = plan.step.slots[row];
+        if (slot < 0) return;
+        const int64_t block = slot / a.view.block_size, offset = slot % a.view.block_size;
+        for (int64_t head = 0; head < a.view.num_heads; head++) {
+            write_vector(a.view, block, head, 0, offset, a.key.data + row * a.key.stride + head * a.view.head_dim);
+            write_vector(a.view, block, head, 1, offset, a.value.data + row * a.value.stride + head * a.view.head_dim);
+        }
+    });
+}
+
+// ---- picking rows
+
+inline void run_take(const void* arguments, int64_t rows, const StepPlan& plan, int64_t tile, Scratch&) {
+    const auto& a = *static_cast<const BatonTake*>(arguments);
+    each_row(rows, tile, [&](int64_t row) {
+        std::memcpy(a.out.data + row * a.out.stride, a.inputs.data + plan.step.wanted[row] * a.inputs.stride, sizeof(float) * a.width);
+    });
+}
+
+}  // namespace

@@ -1,0 +1,137 @@
+#include "team.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <climits>
+
+namespace {
+
+constexpr int64_t kSpinNanoseconds = 20000;
+
+int64_t now_ns() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+void WaitWord::set(uint32_t value) {
+    word_.store(value, std::memory_order_seq_cst);
+    if (num_sleepers_.load(std::memory_order_seq_cst))
+        syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word_), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+bool WaitWord::wait_while(uint32_t seen, int timeout_ms, bool spins) {
+    if (value() != seen) return true;
+    const int64_t started = now_ns();
+    for (int i = 0; spins; i++) {
+        for (int j = 0; j < 16; j++) relax();
+        if (value() != seen) return true;
+        if (now_ns() - started > kSpinNanoseconds) break;
+    }
+    while (value() == seen) {
+        timespec left, *timeout = nullptr;
+        if (timeout_ms >= 0) {
+            const int64_t ns = started + timeout_ms * 1000000LL - now_ns();
+            if (ns <= 0) return false;
+            left = {static_cast<time_t>(ns / 1000000000LL), static_cast<long>(ns % 1000000000LL)};
+            timeout = &left;
+        }
+        num_sleepers_.fetch_add(1, std::memory_order_seq_cst);
+        syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word_), FUTEX_WAIT_PRIVATE, seen, timeout, nullptr, 0);
+        num_sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    }
+    return true;
+}
+
+Team::Team(int num_threads, const Variant& variant) : variant_(variant) {
+    for (int i = 0; i < num_threads; i++) scratch_.push_back(std::make_unique<Scratch>());
+    plan_.num_threads = num_threads;
+    for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { work(i); });
+}
+
+Team::~Team() {
+    is_ending_ = true;
+    runs_.set(runs_.value() + 2);
+    for (auto& thread : threads_) thread.join();
+}
+
+int64_t Team::rows_of(const BatonInstruction& instruction) const {
+    return instruction.row_count == BATON_ROWS_WANTED ? plan_.step.num_wanted : plan_.step.num_tokens;
+}
+
+void Team::open(int64_t index) {
+    for (; index < count_; index++) {
+        const BatonInstruction& instruction = instructions_[index];
+        if (instruction.op == BATON_OP_MARK) {
+            mark_.set(static_cast<uint32_t>(static_cast<const BatonMark*>(instruction.arguments)->layer) + 1);
+            continue;
+        }
+        tiles_[index] = variant_.operations[instruction.op].num_tiles(instruction.arguments, rows_of(instruction), plan_);
+        if (tiles_[index]) break;
+    }
+    current_.set(static_cast<uint32_t>(index));
+}
+
+void Team::run(const BatonInstruction* instructions, int64_t count, const BatonStep& step) {
+    instructions_ = instructions;
+    count_ = count;
+    plan_.step = step;
+    if (static_cast<int64_t>(progress_.size()) < count) {
+        progress_ = std::vector<Progress>(count);
+        tiles_.resize(count);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        progress_[i].next.store(0, std::memory_order_relaxed);
+        progress_[i].done.store(0, std::memory_order_relaxed);
+        if (instructions[i].op == BATON_OP_ATTEND && (i == 0 || plan_.attends.empty()))
+            plan_attention(plan_, *static_cast<const BatonAttend*>(instructions[i].arguments));
+    }
+    mark_.set(0);
+    open(0);
+    if (threads_.empty()) {
+        take_part(0);
+    } else {
+        runs_.add();
+        take_part(0);
+        runs_.add();
+        while (num_inside_.load(std::memory_order_seq_cst)) relax();
+    }
+    plan_.attends.clear();
+    plan_.merges.clear();
+}
+
+void Team::take_part(int thread) {
+    for (int64_t index = current_.value(); index < count_; index = current_.value()) {
+        const BatonInstruction& instruction = instructions_[index];
+        const Operation& operation = variant_.operations[instruction.op];
+        Progress& progress = progress_[index];
+        const int64_t tiles = tiles_[index], rows = rows_of(instruction);
+        for (int64_t tile; (tile = progress.next.fetch_add(1, std::memory_order_relaxed)) < tiles;) {
+            operation.run(instruction.arguments, rows, plan_, tile, *scratch_[thread]);
+            if (progress.done.fetch_add(1, std::memory_order_acq_rel) + 1 == tiles) open(index + 1);
+        }
+        current_.wait_while(static_cast<uint32_t>(index));
+    }
+}
+
+void Team::work(int thread) {
+    for (uint32_t seen = 0; !is_ending_;) {
+        runs_.wait_while(seen);
+        // Entering is announced before the run is looked at, so that run() never returns with somebody inside.
+        num_inside_.fetch_add(1, std::memory_order_seq_cst);
+        seen = runs_.value();
+        if (seen & 1) take_part(thread);
+        num_inside_.fetch_sub(1, std::memory_order_seq_cst);
+    }
+}

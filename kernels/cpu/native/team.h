@@ -1,0 +1,69 @@
+// A team of threads that runs one program at a time, operation by operation.
+//
+// The caller of run() is one of them. Tiles of an operation are handed out by a counter; whoever finishes the last one
+// opens the next operation. Waiting spins for at most 20 microseconds, then sleeps in the kernel.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "operations.h"
+
+// Waiting for a 32-bit word to change: spins first, then sleeps.
+class WaitWord {
+public:
+    uint32_t value() const { return word_.load(std::memory_order_acquire); }
+    void set(uint32_t value);
+    void add() { set(value() + 1); }
+    // Returns once the word differs from `seen`, or after `timeout_ms` (negative: never); whether it differs.
+    bool wait_while(uint32_t seen, int timeout_ms = -1, bool spins = true);
+
+private:
+    std::atomic<uint32_t> word_{0};
+    std::atomic<int32_t> num_sleepers_{0};
+};
+
+class Team {
+public:
+    Team(int num_threads, const Variant& variant);
+    ~Team();
+    Team(const Team&) = delete;
+    Team& operator=(const Team&) = delete;
+
+    // Runs every instruction in order; returns when the last one is done. One call at a time.
+    void run(const BatonInstruction* instructions, int64_t count, const BatonStep& step);
+
+    // The mark that the running or last program has reached: 1 + its layer; 0 at the start of a program.
+    WaitWord& mark() { return mark_; }
+    int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
+
+private:
+    struct alignas(64) Progress {
+        std::atomic<int64_t> next{0};
+        std::atomic<int64_t> done{0};
+    };
+
+    void work(int thread);
+    void take_part(int thread);
+    void open(int64_t index);  // makes instruction `index` the current one, passing over those with nothing to do
+    bool sleep_between_runs(uint32_t& seen);
+    int64_t rows_of(const BatonInstruction& instruction) const;
+
+    const Variant& variant_;
+    StepPlan plan_;
+    const BatonInstruction* instructions_ = nullptr;
+    int64_t count_ = 0;
+    std::vector<Progress> progress_;
+    std::vector<int64_t> tiles_;
+    std::vector<std::unique_ptr<Scratch>> scratch_;
+    WaitWord current_;  // index of the open instruction
+    WaitWord runs_;     // counts calls of run(), odd while one is open
+    WaitWord mark_;
+    alignas(64) std::atomic<int32_t> num_inside_{0};
+    std::atomic<bool> is_ending_{false};
+    std::vector<std::thread> threads_;
+};
+
+void plan_attention(StepPlan& plan, const BatonAttend& first);

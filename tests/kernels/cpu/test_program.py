@@ -1,0 +1,109 @@
+"""A recorded step: it replays what the operations say, tells its marks, and refuses what it cannot replay."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+from core.errors import ConfigError
+from core.kv_layout import GroupKind, KVGroup, KVLayout, SlotFormat
+from engine.kvcache.storage import allocate_pool
+from engine.runner.forward_batch import BatchItem, ForwardBatch, build_batch
+from engine.runner.model_runner import ModelRunner
+from kernels import ops, reference
+from kernels.cpu.backend import HostBackend
+from kernels.step import StepMetadata
+from kernels.weights import DenseWeight
+from tests.support.tiny_model import tiny_model
+
+
+@pytest.fixture
+def backend() -> HostBackend:
+    own = HostBackend(2)
+    ops.use_backend(own)
+    return own
+
+
+def tiny_runner() -> ModelRunner:
+    """The tiny model on the backend in use. Its weights are dense and packed here."""
+    model = tiny_model()
+    config = model.config
+    slot = SlotFormat.of("float32", config.head_dim)
+    group = KVGroup(
+        GroupKind.FULL_ATTENTION, tuple(range(config.num_layers)), config.num_kv_heads, slot
+    )
+    layout = KVLayout(16, (group,))
+    return ModelRunner(model, layout, allocate_pool(layout, 64))
+
+
+def one_prompt(length: int) -> ForwardBatch:
+    ids = [(7 * i) % 97 for i in range(length)]
+    return build_batch([BatchItem(ids, 0, list(range(1, 40)), True)], 16)
+
+
+def test_a_tiny_model_gives_the_references_logits(backend: HostBackend) -> None:
+    native = tiny_runner().forward(one_prompt(40)).clone()
+    ops.use_backend(reference)
+    torch.testing.assert_close(native, tiny_runner().forward(one_prompt(40)), rtol=1e-4, atol=1e-4)
+
+
+def test_memory_grows_with_the_step_and_results_stay(backend: HostBackend) -> None:
+    runner = tiny_runner()
+    short = runner.forward(one_prompt(5)).clone()
+    runner.forward(one_prompt(300))
+    assert torch.equal(runner.forward(one_prompt(5)), short)
+
+
+def test_many_wanted_rows(backend: HostBackend) -> None:
+    runner = tiny_runner()
+    single = runner.forward(one_prompt(5)).clone()
+    items = [BatchItem([0, 7, 14, 21, 28], 0, [s + 1], True) for s in range(50)]
+    assert torch.equal(runner.forward(build_batch(items, 16)), single.expand(50, -1))
+
+
+def test_marks_come_in_order_while_the_step_runs_and_all_before_it_returns(
+    backend: HostBackend,
+) -> None:
+    runner = tiny_runner()
+    runner.layers_per_range = 1
+    heard: list[tuple[int, int]] = []
+    threads: set[int] = set()
+
+    def on_layers(first: int, count: int) -> None:
+        heard.append((first, count))
+        threads.add(threading.get_ident())
+
+    for length in (3, 200, 1):
+        heard.clear()
+        runner.forward(one_prompt(length), on_layers)
+        assert heard == [(0, 1), (1, 1), (2, 1)]
+    assert threading.get_ident() not in threads
+    heard.clear()
+    runner.forward(one_prompt(3))
+    assert heard == []
+
+
+def test_an_error_of_the_listener_reaches_the_caller(backend: HostBackend) -> None:
+    def on_layers(first: int, count: int) -> None:
+        raise RuntimeError("nobody there")
+
+    runner = tiny_runner()
+    with pytest.raises(RuntimeError, match="nobody there"):
+        runner.forward(one_prompt(3), on_layers)
+    runner.forward(one_prompt(3))  # and the next step runs
+
+
+def test_a_result_of_plain_torch_is_refused(backend: HostBackend) -> None:
+    weight = backend.pack(DenseWeight(torch.eye(8)))
+    norm = torch.ones(8)
+
+    def step(ids: Tensor, positions: Tensor, metadata: StepMetadata, wanted: Tensor) -> Tensor:
+        rows = ops.embedding(ids, weight)
+        return ops.take_rows(ops.rms_norm(rows + 1, norm, 1e-5), wanted)
+
+    with pytest.raises(ConfigError, match="not given by an operation"):
+        ops.compile_step(step)
+    assert ops._active is backend
