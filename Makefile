@@ -24,7 +24,7 @@ PROTO := proto/services/rpc/v1/baton.proto
 BENCH_FILES = $(wildcard benchmarks/*/__main__.py) $(shell grep -ls '^if __name__' benchmarks/*.py)
 BENCHES = $(patsubst benchmarks/%,%,$(patsubst %.py,%,$(subst /__main__.py,.py,$(BENCH_FILES))))
 
-.PHONY: help serve test test-fast test-system lint fmt bench proto
+.PHONY: help serve test test-fast test-system lint fmt bench gpu-check proto
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ bench: $(addprefix bench-,$(BENCHES)) ## all benchmarks, one after the other
 
 bench-%: $(VENV)/.dev ## one benchmark; bench-NAME writes benchmarks/results/NAME.json
 	@$(BENCH_ENV) $(VENV)/bin/python -m benchmarks.$* $(ARGS)
+
+gpu-check: $(VENV)/.dev ## kernels for GPUs: right and how fast, on this machine's card if it has one
+	@HF_HUB_OFFLINE=1 $(VENV)/bin/python -m benchmarks.gpu
 
 proto: $(VENV)/.dev ## regenerate the gRPC stubs from proto/
 	@$(VENV)/bin/python -m grpc_tools.protoc -I proto --python_out=. --grpc_python_out=. --pyi_out=. $(PROTO)
