@@ -48,3 +48,12 @@ def __getattr__(name: str) -> Any:
         ) from error
     globals()[name] = value
     return value
+
+
+def load() -> None:
+    """Load every operation and look for the card; ConfigError where this process cannot run them."""
+    for name in OPERATIONS:
+        __getattr__(name)
+    from kernels.triton.launch import current_card
+
+    current_card()

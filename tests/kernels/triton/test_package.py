@@ -78,14 +78,18 @@ def test_what_is_missing_is_named_when_it_is_used() -> None:
         "except ConfigError as error: print(error)\n"
         "del sys.modules['triton']\n"
         "torch.cuda.is_available = lambda: False\n"
-        "from kernels.triton.launch import current_card\n"
-        "try: current_card()\n"
+        "try: kernels.triton.load()\n"
         "except ConfigError as error: print(error)"
     )
     is_loaded, extra, card = run(code).splitlines()
     assert is_loaded == "False"
     assert "install baton[triton]" in extra
     assert "needs a CUDA card" in card
+
+
+def test_loading_all_at_once_finds_the_interpreter_or_the_card() -> None:
+    triton.load()
+    assert set(OPERATIONS) <= set(vars(triton))
 
 
 def test_an_unknown_name_is_no_attribute():
