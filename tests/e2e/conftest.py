@@ -25,16 +25,22 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("logs")
 
 
+EXPANDED = ["--weight-format", "expanded"]
+"""Weights in float32, for tests that hold answers against the oracle's float32 token by token."""
+
+
 @pytest.fixture(scope="session")
 def split_cluster(logs: Path, redis: ValkeyServer) -> Iterator[Cluster]:
     """One prefill and one decode worker."""
     roles = {"p": "prefill", "d": "decode"}
-    with run_cluster(logs / "split", roles, redis_url=redis.url) as cluster:
+    with run_cluster(
+        logs / "split", roles, redis_url=redis.url, worker_arguments=EXPANDED
+    ) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def mixed_cluster(logs: Path) -> Iterator[Cluster]:
     """One mixed worker, no Redis."""
-    with run_cluster(logs / "mixed", {"m": "mixed"}) as cluster:
+    with run_cluster(logs / "mixed", {"m": "mixed"}, worker_arguments=EXPANDED) as cluster:
         yield cluster

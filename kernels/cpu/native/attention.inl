@@ -139,7 +139,7 @@ template <int M, int NV, typename Right> inline void small_product(const float* 
 #if defined(BATON_AVX512)
 constexpr int kProductRows = 6, kProductVectors = 4;
 #else
-constexpr int kProductRows = 3, kProductVectors = 2;
+constexpr int kProductRows = 6, kProductVectors = 1;
 #endif
 
 template <int NV, typename Right> inline void product_columns(const float* left, int64_t left_stride, int64_t count, Right right, int64_t K, float* out, int64_t out_stride, bool adds) {
@@ -164,6 +164,23 @@ inline const F& lane_numbers() {
     static const float numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     static const F lanes = load(numbers);
     return lanes;
+}
+
+// Asks for the K and V of the next tile's blocks while this one is folded: they lie far apart in the pool.
+inline void prefetch_tile(const Layer& l, const int32_t* table, int64_t head, int64_t first, int64_t end) {
+#if defined(__x86_64__)
+    const BatonKvView& view = l.a.view;
+    const int64_t element = view.type == BATON_KV_F32 ? 4 : view.type <= BATON_KV_BF16 ? 2 : 1;
+    for (int64_t position = first; position < first + kTilePositions && position < end; position += 16) {
+        const int64_t slot = position % view.block_size;
+        const char* base = static_cast<const char*>(view.values) +
+                           (table[position / view.block_size] * view.block_stride + head * view.head_stride + slot * l.dim) * element;
+        for (int64_t at = 0; at < 16 * l.dim * element; at += 64) {
+            __builtin_prefetch(base + at, 0, 2);
+            __builtin_prefetch(base + view.half_stride * element + at, 0, 2);
+        }
+    }
+#endif
 }
 
 // The running fold of up to kMaxQueries query vectors.
@@ -323,6 +340,7 @@ inline void run_attend(const void* arguments, int64_t, const StepPlan& plan, int
     scratch.reserve(attend_bytes(l, queries));
     const TileSpace space{scratch.take<float>(queries * l.dim), scratch.take<float>(64 * l.dim), scratch.take<float>(queries * 64),
                           scratch.take<float>(64 * l.padded), scratch.take<float>(16 * l.padded)};
+    const int32_t* table = plan.step.tables + task.sequence * plan.step.table_stride;
     load_queries(l, task, rows, space.queries);
     const Fold whole = task.partial < 0 ? take_fold(l, queries, scratch) : partial_fold(l, plan, task.partial, queries);
     const Fold part = task.num_chunks > 1 ? take_fold(l, queries, scratch) : whole;
@@ -331,7 +349,10 @@ inline void run_attend(const void* arguments, int64_t, const StepPlan& plan, int
         const Fold& fold = chunk == task.first_chunk ? whole : part;
         if (chunk != task.first_chunk) start_fold(part, queries, l.padded);
         const int64_t end = (chunk + 1) * kChunkPositions < rows.position + rows.count ? (chunk + 1) * kChunkPositions : rows.position + rows.count;
-        for (int64_t first = chunk * kChunkPositions; first < end; first += kTilePositions) fold_tile(l, task, rows, first, fold, space);
+        for (int64_t first = chunk * kChunkPositions; first < end; first += kTilePositions) {
+            prefetch_tile(l, table, task.head, first + kTilePositions, end);
+            fold_tile(l, task, rows, first, fold, space);
+        }
         if (chunk == task.first_chunk) continue;
         for (int64_t q = 0; q < queries; q++) merge_folds(whole, part, q, l.padded);
     }

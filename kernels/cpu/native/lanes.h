@@ -182,21 +182,39 @@ inline float half_to_float(uint16_t h) {  // IEEE binary16, subnormals included
     return sign ? -magnitude : magnitude;
 }
 
-// The one tree over 16 lanes: halves are added until one is left.
+// The one tree over 16 lanes: halves are combined until one is left.
+#if defined(__AVX2__)
+#if defined(BATON_AVX512)
+inline __m256 low_half(F a) { return _mm512_castps512_ps256(a); }
+inline __m256 high_half(F a) { return _mm512_extractf32x8_ps(a, 1); }
+#else
+inline __m256 low_half(F a) { return a.a; }
+inline __m256 high_half(F a) { return a.b; }
+#endif
 inline float sum_lanes(F a) {
-    float t[16];
-    store(t, a);
-    for (int half = 8; half; half /= 2)
-        for (int i = 0; i < half; i++) t[i] += t[i + half];
-    return t[0];
+    const __m256 eight = _mm256_add_ps(low_half(a), high_half(a));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 inline float largest_lane(F a) {
-    float t[16];
-    store(t, a);
-    for (int half = 8; half; half /= 2)
-        for (int i = 0; i < half; i++) t[i] = t[i] > t[i + half] ? t[i] : t[i + half];
-    return t[0];
+    const __m256 eight = _mm256_max_ps(low_half(a), high_half(a));
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
+#else
+inline float sum_lanes(F a) {
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; i++) a.x[i] += a.x[i + half];
+    return a.x[0];
+}
+inline float largest_lane(F a) {
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; i++) a.x[i] = a.x[i] > a.x[i + half] ? a.x[i] : a.x[i + half];
+    return a.x[0];
+}
+#endif
 
 // exp(x), within 2 units in the last place; 0 below -86, as for x = 88 above it. Polynomial of the Cephes library.
 inline F exponential(F x) {

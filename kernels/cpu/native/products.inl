@@ -1,7 +1,7 @@
 // Matrix products: outputs [rows, N] of inputs [rows, K] and a weight [N, K] in panels of 16 outputs.
 //
-// Each output is one chain over K, whatever the number of rows: a fused multiply-add a column for dense weights, one
-// a group of columns for quantised ones, whose integer products inside a group are exact in any order.
+// Each output is one chain over K, whatever the number of rows: a fused multiply-add a column for dense weights; for
+// quantised ones one a group of columns, whose integer products are exact in any order, and one for its minimum.
 
 namespace {
 
@@ -74,7 +74,7 @@ template <int kind, int R, int P> inline void dense_block(const BatonProduct& a,
 #if defined(BATON_AVX512)
 constexpr int kDenseRows = 6, kDensePanels = 4, kNarrowPanels = 8;
 #else
-constexpr int kDenseRows = 3, kDensePanels = 2, kNarrowPanels = 4;
+constexpr int kDenseRows = 6, kDensePanels = 1, kNarrowPanels = 4;
 #endif
 
 template <int kind, int P> inline void dense_rows(const BatonProduct& a, int64_t row, int64_t end, int64_t panel) {
@@ -105,10 +105,6 @@ inline QuantRow quant_row(const BatonProduct& a, int64_t row) {
             a.quantised.sums + row * 3 * groups + fine, a.quantised.weighted + row * 3 * groups + fine};
 }
 
-inline void put_quantised(const BatonProduct& a, int64_t row, int64_t panel, F products, F minima) {
-    put_outputs(a, row, panel, products + minima);
-}
-
 #if defined(BATON_AVX512)
 
 inline __m512i four_bytes(const int8_t* p) {
@@ -137,10 +133,10 @@ template <int bits, int group, int R> void quant_block(const BatonProduct& a, in
     const int64_t groups = w.num_columns / group, step = group_bytes(w), quants = quant_bytes(w), scales = scale_bytes(w);
     const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w);
     QuantRow in[R];
-    F products[R], minima[R];
+    F sums[R];
     repeat<R>(BATON_EACH(r) {
         in[r] = quant_row(a, row + r);
-        products[r] = minima[r] = all(0.0f);
+        sums[r] = all(0.0f);
     });
     for (int64_t g = 0; g < groups; g++, data += step) {
         __m512i wv[V];
@@ -156,11 +152,11 @@ template <int bits, int group, int R> void quant_block(const BatonProduct& a, in
             });
             __m512i dot = _mm512_add_epi32(_mm512_slli_epi32(high, 4), low);
             if (w.offset) dot = _mm512_sub_epi32(dot, _mm512_set1_epi32(w.offset * in[r].sums[g]));
-            products[r] = fma(scale * all(in[r].scales[column / 32]), _mm512_cvtepi32_ps(dot), products[r]);
-            if (w.has_min) minima[r] = fma(least, all(in[r].weighted[g]), minima[r]);
+            sums[r] = fma(scale * all(in[r].scales[column / 32]), _mm512_cvtepi32_ps(dot), sums[r]);
+            if (w.has_min) sums[r] = fma(least, all(in[r].weighted[g]), sums[r]);
         });
     }
-    repeat<R>(BATON_EACH(r) { put_quantised(a, row + r, panel, products[r], minima[r]); });
+    repeat<R>(BATON_EACH(r) { put_outputs(a, row + r, panel, sums[r]); });
 }
 
 #elif defined(BATON_AVX2)
@@ -180,10 +176,10 @@ template <int bits, int group, int R> void quant_block(const BatonProduct& a, in
     constexpr int columns = bits == 4 ? 8 : 4, shifts = bits == 4 ? 4 : 2;
     const __m256i mask = _mm256_set1_epi32(bits == 4 ? 0x000f000f : 0x00ff00ff);
     QuantRow rows[R];
-    F products[R], minima[R];
+    F sums[R];
     repeat<R>(BATON_EACH(r) {
         rows[r] = quant_row(a, row + r);
-        products[r] = minima[r] = all(0.0f);
+        sums[r] = all(0.0f);
     });
     for (int64_t g = 0; g < groups; g++, data += step) {
         __m256i left[R], right[R];
@@ -207,11 +203,11 @@ template <int bits, int group, int R> void quant_block(const BatonProduct& a, in
         const F least = w.has_min ? load_scales(data + quants + scales, w.half_scales) : all(0.0f);
         repeat<R>(BATON_EACH(r) {
             const I dot = I{left[r], right[r]} - all_int(w.offset * rows[r].sums[g]);
-            products[r] = fma(scale * all(rows[r].scales[g * group / 32]), to_float(dot), products[r]);
-            if (w.has_min) minima[r] = fma(least, all(rows[r].weighted[g]), minima[r]);
+            sums[r] = fma(scale * all(rows[r].scales[g * group / 32]), to_float(dot), sums[r]);
+            if (w.has_min) sums[r] = fma(least, all(rows[r].weighted[g]), sums[r]);
         });
     }
-    repeat<R>(BATON_EACH(r) { put_quantised(a, row + r, panel, products[r], minima[r]); });
+    repeat<R>(BATON_EACH(r) { put_outputs(a, row + r, panel, sums[r]); });
 }
 
 #else
@@ -224,7 +220,7 @@ template <int bits, int group, int R> void quant_block(const BatonProduct& a, in
     static const int places[4] = {0, 2, 1, 3};
     const QuantRow in = quant_row(a, row);
     const int16_t* values = reinterpret_cast<const int16_t*>(in.values);
-    F products = all(0.0f), minima = all(0.0f);
+    F sum = all(0.0f);
     for (int64_t g = 0; g < groups; g++, data += step) {
         I dot = all_int(0);
         for (int n = 0; n < 16; n++)
@@ -234,10 +230,10 @@ template <int bits, int group, int R> void quant_block(const BatonProduct& a, in
                 dot.x[n] += quant * values[g * group + k / 4 * 4 + places[k % 4]];
             }
         const F scale = load_scales(data + quants, w.half_scales);
-        products = fma(scale * all(in.scales[g * group / 32]), to_float(dot - all_int(w.offset * in.sums[g])), products);
-        if (w.has_min) minima = fma(load_scales(data + quants + scales, w.half_scales), all(in.weighted[g]), minima);
+        sum = fma(scale * all(in.scales[g * group / 32]), to_float(dot - all_int(w.offset * in.sums[g])), sum);
+        if (w.has_min) sum = fma(load_scales(data + quants + scales, w.half_scales), all(in.weighted[g]), sum);
     }
-    put_quantised(a, row, panel, products, minima);
+    put_outputs(a, row, panel, sum);
 }
 
 #endif
@@ -245,7 +241,7 @@ template <int bits, int group, int R> void quant_block(const BatonProduct& a, in
 #if defined(BATON_AVX512)
 constexpr int kQuantRows = 8;
 #elif defined(BATON_AVX2)
-constexpr int kQuantRows = 4;
+constexpr int kQuantRows = 2;
 #else
 constexpr int kQuantRows = 1;
 #endif

@@ -76,49 +76,45 @@ struct AmxRows {
     const float* weighted;  // [groups, 16], where the weight has minima
 };
 
-// One group of 16 rows: integer sums to the rows' chains.
-template <int planes>
-__attribute__((always_inline)) inline void add_group(const int32_t* dots, int32_t offset, F scale, const float* scales, const int32_t* sums, F* products) {
+// One group of 16 rows: its integer sums and its minima to the rows' chains.
+template <int planes, bool has_min>
+__attribute__((always_inline)) inline void add_group(const int32_t* dots, const BatonWeight& w, const uint8_t* numbers, const AmxRows& in,
+                                                     int64_t g, int64_t coarse, F* sums) {
+    const F scale = load_scales(numbers, w.half_scales), least = has_min ? load_scales(numbers + scale_bytes(w), w.half_scales) : scale;
+    const float *scales = in.scales + coarse * 16, *weighted = in.weighted + g * 16;
+    const int32_t *counts = in.sums + g * 16, offset = w.offset;
     repeat<16>(BATON_EACH(r) {
         __m512i dot = _mm512_load_si512(dots + 16 * r);
         if constexpr (planes == 2) dot = _mm512_add_epi32(_mm512_slli_epi32(dot, 4), _mm512_load_si512(dots + 256 + 16 * r));
-        if (offset) dot = _mm512_sub_epi32(dot, _mm512_set1_epi32(offset * sums[r]));
-        products[r] = fma(scale * all(scales[r]), _mm512_cvtepi32_ps(dot), products[r]);
+        if (!has_min && offset) dot = _mm512_sub_epi32(dot, _mm512_set1_epi32(offset * counts[r]));
+        sums[r] = fma(scale * all(scales[r]), _mm512_cvtepi32_ps(dot), sums[r]);
+        if constexpr (has_min) sums[r] = fma(least, all(weighted[r]), sums[r]);
     });
 }
 
-__attribute__((always_inline)) inline void add_minima(const BatonWeight& w, const uint8_t* least, int64_t step, int64_t groups, const float* weighted, F* minima) {
-    for (int64_t g = 0; g < groups; g++, least += step, weighted += 16) {
-        const F value = load_scales(least, w.half_scales);
-        repeat<16>(BATON_EACH(r) { minima[r] = fma(value, all(weighted[r]), minima[r]); });
-    }
-}
-
 // 16 rows from `first` with one panel; those before `row` or from `end` on are computed and not stored.
-template <int bits, int group>
+template <int bits, int group, bool has_min>
 inline void amx_rows(const BatonProduct& a, const AmxRows& in, int64_t first, int64_t row, int64_t end, int64_t panel, const uint8_t* weights, int32_t* space) {
     using Shape = AmxShape<bits, group>;
     constexpr int planes = Shape::planes, bytes = Shape::weight_bytes;
     const BatonWeight& w = *a.weight;
     const int64_t groups = w.num_columns / group, step = group_bytes(w), stride = 2 * a.quantised.width;
-    const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w) + quant_bytes(w);
+    const uint8_t* numbers = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w) + quant_bytes(w);
     auto values = [&](int64_t g) { return in.values + g * group / 32 * 64 + g * group % 32; };
-    F products[16], minima[16];
-    repeat<16>(BATON_EACH(r) { products[r] = all(0.0f); });
+    F sums[16];
+    repeat<16>(BATON_EACH(r) { sums[r] = all(0.0f); });
     // The matrix units work on one group while the vector units fold the one before into the chains.
     int32_t* const halves[2] = {space, space + 512};
     multiply_even<planes>(values(0), stride, weights, halves[0]);
-    for (int64_t g = 0; g < groups; g++, data += step) {
+    for (int64_t g = 0; g < groups; g++, numbers += step) {
         if (g + 1 < groups) {
             if (g & 1) multiply_even<planes>(values(g + 1), stride, weights + (g + 1) * bytes, halves[0]);
             else multiply_odd<planes>(values(g + 1), stride, weights + (g + 1) * bytes, halves[1]);
         }
-        add_group<planes>(halves[g & 1], w.offset, load_scales(data, w.half_scales), in.scales + g * group / 32 * 16, in.sums + g * 16, products);
+        add_group<planes, has_min>(halves[g & 1], w, numbers, in, g, g * group / 32, sums);
     }
-    repeat<16>(BATON_EACH(r) { minima[r] = all(0.0f); });
-    if (w.has_min) add_minima(w, data - groups * step + scale_bytes(w), step, groups, in.weighted, minima);
     repeat<16>(BATON_EACH(r) {
-        if (first + r >= row && first + r < end) put_quantised(a, first + r, panel, products[r], minima[r]);
+        if (first + r >= row && first + r < end) put_outputs(a, first + r, panel, sums[r]);
     });
 }
 
@@ -156,8 +152,10 @@ template <int bits, int group> void amx_tile(const BatonProduct& a, int64_t row,
     shape_tiles(Shape::input_bytes);
     for (; panel < last; panel++) {
         unpack_panel<bits, group>(*a.weight, panel, weights);
-        for (int64_t block = 0; block < blocks; block++)
-            amx_rows<bits, group>(a, rows[block], first(block), row + 16 * block, end, panel, weights, space);
+        for (int64_t block = 0; block < blocks; block++) {
+            if (a.weight->has_min) amx_rows<bits, group, true>(a, rows[block], first(block), row + 16 * block, end, panel, weights, space);
+            else amx_rows<bits, group, false>(a, rows[block], first(block), row + 16 * block, end, panel, weights, space);
+        }
     }
     _tile_release();
 }
