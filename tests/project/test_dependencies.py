@@ -8,6 +8,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from kernels.cpu.building import NATIVE, own_flags, source_names
+
 ROOT = pathlib.Path(__file__).parents[2]
 FILE = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = FILE["project"]
@@ -93,7 +95,9 @@ def test_every_data_file_of_a_package_is_installed():
 
 
 def test_native_sources_are_built_and_travel_with_the_sources():
-    native = ROOT / "kernels/cpu/native"
-    setup = (ROOT / "setup.py").read_text()
-    assert [path.name for path in native.glob("*.cpp") if f'"{path.name}"' not in setup] == []
+    assert NATIVE == ROOT / "kernels/cpu/native"
+    variants = {name for name in source_names() if name.startswith("variant_")}
+    assert [name for name in source_names() if own_flags(name)] == sorted(
+        variants - {"variant_plain.cpp"}
+    )
     assert "recursive-include kernels/cpu/native *" in (ROOT / "MANIFEST.in").read_text()
