@@ -42,7 +42,7 @@ ATTENTION: dict[tuple[str, str, int, int], AttentionTile] = {
     ("interpreter", "prefill", 2, 256): AttentionTile(32, 32, 4, 1),
     ("interpreter", "split", 2, 256): AttentionTile(16, 32, 4, 1),
     ("sm_80", "prefill", 2, 64): AttentionTile(128, 64, 8, 3),
-    ("sm_80", "prefill", 2, 128): AttentionTile(128, 64, 8, 2),
+    ("sm_80", "prefill", 2, 128): AttentionTile(128, 32, 8, 3),
     ("sm_80", "prefill", 2, 256): AttentionTile(64, 32, 8, 2),
     ("sm_80", "split", 2, 64): AttentionTile(16, 128, 4, 3),
     ("sm_80", "split", 2, 128): AttentionTile(16, 64, 4, 3),

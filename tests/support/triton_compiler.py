@@ -47,7 +47,7 @@ class Resources:
     instructions: dict[str, int]
 
 
-COUNTED = ("wgmma", "mma.sync", "tcgen05.mma", "cp.async", "e4m3x2")
+COUNTED = ("wgmma", "mma.sync", "tcgen05.mma", ".bf16.bf16", "cp.async", "e4m3x2")
 
 
 def compile_launch(example: str, launch: Launch, card: Card) -> Resources:
