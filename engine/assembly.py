@@ -45,10 +45,16 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
 
     Raises ConfigError and ModelLoadError, each with one sentence.
     """
-    kernels = choose_backend(config.kernel_backend, config.dtype, config.num_threads, config.device)
+    kernels = choose_backend(
+        config.kernel_backend,
+        config.dtype,
+        config.num_threads,
+        config.device,
+        core_ledger=config.core_ledger,
+    )
     ops.use_backend(kernels.backend)
     # The kernels' own threads share the cores with whatever torch still does: there it is one thread.
-    torch.set_num_threads(config.num_threads if kernels.name == "reference" else 1)
+    torch.set_num_threads((config.num_threads or 1) if kernels.name == "reference" else 1)
     send(EngineProgress(f"kernels: {kernels.description}"))
     send(EngineProgress(f"loading {config.model}"))
     source = resolve_source(config.model, config.revision)

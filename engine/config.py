@@ -43,7 +43,10 @@ class EngineConfig:
     enable_prefix_caching: whether finished blocks stay findable.
     prefix_caching_hash_algo: how blocks are hashed.
     scheduling_policy: `fcfs`, or `priority` (lower value first).
-    num_threads: threads of the kernels; one a worker where several share the cores.
+    num_threads: most threads of the kernels; 0 takes all cores where workers share them through the core ledger, one
+        where the kernels cannot (torch's own threads).
+    core_ledger: file through which the workers on a machine share its cores; `auto` is one for each user, `none` makes
+        every worker use all its threads whatever others do.
     data_host: address the data endpoint listens on.
     link_rate_bytes_s: limit of what this worker sends over data links, 0 for none (`--link-rate`).
     session_lease_ms: how long P keeps a session that nobody renews.
@@ -69,7 +72,8 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     prefix_caching_hash_algo: HashAlgorithm = HashAlgorithm.SHA256
     scheduling_policy: str = "fcfs"
-    num_threads: int = 1
+    num_threads: int = 0
+    core_ledger: str = "auto"
     data_host: str = "127.0.0.1"
     link_rate_bytes_s: float = 0.0
     session_lease_ms: int = 30_000
@@ -94,7 +98,9 @@ class EngineConfig:
         _check_least("max-num-batched-tokens", self.max_num_batched_tokens, 0)
         _check_least("num-gpu-blocks-override", self.num_blocks, 0)
         _check_least("kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1)
-        _check_least("num-threads", self.num_threads, 1)
+        _check_least("num-threads", self.num_threads, 0)
+        if not self.core_ledger:
+            raise ConfigError("--core-ledger: '' must be `auto`, `none` or a file")
         _check_least("link-rate", self.link_rate_bytes_s, 0)
         _check_least("session-lease-ms", self.session_lease_ms, 1)
         _check_least("prefill-timeout-ms", self.prefill_timeout_ms, 1)

@@ -34,9 +34,18 @@ class BackendChoice:
 
 
 def choose_backend(
-    name: str, dtype: str, num_threads: int, device: str = "cpu", variant: str = ""
+    name: str,
+    dtype: str,
+    num_threads: int,
+    device: str = "cpu",
+    variant: str = "",
+    core_ledger: str = "none",
 ) -> BackendChoice:
-    """The backend for rows of `dtype` on `device`; ConfigError where the one that is named cannot run here."""
+    """The backend for rows of `dtype` on `device`; ConfigError where the one that is named cannot run here.
+
+    num_threads: of the host kernels; 0 takes every core that the ledger grants, one where there is no ledger.
+    core_ledger: `auto`, `none` or a file, as `kernels.cpu.ledger.ledger_path` reads it.
+    """
     if name not in _NAMES:
         raise ConfigError(f"--kernel-backend: {name!r} is unknown; known: {', '.join(_NAMES)}")
     if device == "cuda" or name == "triton":
@@ -45,13 +54,28 @@ def choose_backend(
         return BackendChoice("reference", reference, "reference (torch)")
     obstacle = _host_obstacle(dtype)
     if not obstacle:
-        from kernels.cpu.backend import HostBackend
-
-        backend = HostBackend(num_threads, variant)
-        return BackendChoice("cpu", backend, backend.description, True, "int12")
+        return _host(num_threads, variant, core_ledger)
     if name == "cpu":
         raise ConfigError(f"--kernel-backend: cpu cannot run: {obstacle}")
     return BackendChoice("reference", reference, f"reference (torch; the host kernels: {obstacle})")
+
+
+def _host(num_threads: int, variant: str, core_ledger: str) -> BackendChoice:
+    from kernels.cpu.backend import HostBackend
+    from kernels.cpu.ledger import AUTO, CoreLedger, ledger_path, num_usable_cores
+
+    path, ledger, obstacle = ledger_path(core_ledger), None, ""
+    if path is not None:
+        try:
+            ledger = CoreLedger(path, num_threads or num_usable_cores())
+        except ConfigError as error:
+            if core_ledger != AUTO:
+                raise
+            obstacle = f"; {error.message}"
+    # Threads of workers that do not know of each other get in each other's way: without a ledger one is safe.
+    threads = num_threads or (num_usable_cores() if ledger else 1)
+    backend = HostBackend(threads, variant, ledger)
+    return BackendChoice("cpu", backend, backend.description + obstacle, True, "int12")
 
 
 def _host_obstacle(dtype: str) -> str:

@@ -6,13 +6,20 @@ logits is the reference's: it is a small part of a step.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
 from kernels import reference
 from kernels.cpu.eager import Eager
 from kernels.cpu.host_program import HostProgram
+from kernels.cpu.ledger import CoreLedger
 from kernels.cpu.packing import pack
-from kernels.cpu.team import Team
+from kernels.cpu.self_test import choose, difference
+from kernels.cpu.team import Team, variants
 from kernels.recording import Recording
 from kernels.weights import Weight
+
+logger = logging.getLogger(__name__)
 
 
 class HostBackend(Eager):
@@ -36,15 +43,30 @@ class HostBackend(Eager):
     convert_kv = staticmethod(reference.convert_kv)
     merge_partials = staticmethod(reference.merge_partials)
 
-    def __init__(self, num_threads: int, variant: str = "") -> None:
-        """variant: one of `kernels.cpu.team.variants()`; the best one where it is empty."""
-        self.team = Team(num_threads, variant)
+    def __init__(
+        self,
+        num_threads: int,
+        variant: str = "",
+        ledger: CoreLedger | None = None,
+        judge: Callable[[str], str] = difference,
+    ) -> None:
+        """variant: one of `kernels.cpu.team.variants()`; where it is empty, the best that gives plain's bits.
+
+        ledger: what it shares the machine's cores through; without one its threads always run.
+        judge: see `kernels.cpu.self_test.choose`.
+        """
+        chosen, self._passed_over = choose((variant,) if variant else variants(), judge)
+        if self._passed_over:
+            logger.warning("host kernels: %s", self._passed_over)
+        self.team = Team(num_threads, chosen, ledger)
+        self._shares = " of shared cores" if ledger else ""
         super().__init__(self.team)
 
     @property
     def description(self) -> str:
-        """For logs and health: the backend, its variant and threads."""
-        return f"cpu ({self.team.variant}, {self.team.num_threads} threads)"
+        """For logs and health: the backend, its variant and threads, and better variants that were passed over."""
+        faults = f"; {self._passed_over}" if self._passed_over else ""
+        return f"cpu ({self.team.variant}, {self.team.num_threads} threads{self._shares}{faults})"
 
     def pack(self, weight: Weight) -> Weight:
         """See `kernels.ops.pack`."""

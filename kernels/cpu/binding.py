@@ -268,8 +268,20 @@ _STRUCTS: dict[str, type[ctypes.Structure]] = {
 }
 
 
+_named: Path | None = None
+
+
+def use_library(path: Path) -> None:
+    """Take the build at `path` instead of the installed one. Before anything is loaded."""
+    global _named
+    assert library.cache_info().currsize == 0, "no other build is loaded yet"
+    _named = path
+
+
 def find_library() -> Path | None:
-    """The built library beside this file, if there is one."""
+    """The library that was named, or else the one built beside this file, if there is one."""
+    if _named is not None:
+        return _named
     found = sorted(Path(__file__).parent.glob("_native*.so"))
     return found[0] if found else None
 
@@ -288,9 +300,20 @@ def library() -> ctypes.CDLL:
     loaded.baton_variant_supported.argtypes = [c_int32]
     loaded.baton_variant_supported.restype = c_int32
     loaded.baton_struct_bytes.argtypes, loaded.baton_struct_bytes.restype = [c_char_p], c_int64
-    loaded.baton_team_create.argtypes = [c_int32, c_int32]
+    loaded.baton_team_create.argtypes = [c_int32, c_int32, c_void_p]
     loaded.baton_team_create.restype = c_void_p
     loaded.baton_team_destroy.argtypes, loaded.baton_team_destroy.restype = [c_void_p], None
+    loaded.baton_ledger_open.argtypes = [c_char_p, c_int32, c_int32, c_char_p, c_int32]
+    loaded.baton_ledger_open.restype = c_void_p
+    loaded.baton_ledger_sweep.argtypes, loaded.baton_ledger_sweep.restype = [c_char_p], None
+    for call in (
+        loaded.baton_ledger_close,
+        loaded.baton_ledger_claim,
+        loaded.baton_ledger_release,
+    ):
+        call.argtypes, call.restype = [c_void_p], None
+    loaded.baton_ledger_grant.argtypes = [c_void_p]
+    loaded.baton_ledger_grant.restype = c_int32
     loaded.baton_run.argtypes = [c_void_p, POINTER(Instruction), c_int64, POINTER(Step)]
     loaded.baton_run.restype = None
     loaded.baton_wait_mark.argtypes = [c_void_p, c_uint32, c_int32]

@@ -8,6 +8,7 @@ from functools import cache
 
 from core.errors import ConfigError
 from kernels.cpu.binding import Instruction, Step, library
+from kernels.cpu.ledger import CoreLedger
 
 _ENDED = 1 << 31
 
@@ -33,12 +34,20 @@ def _variant_index(name: str) -> int:
 class Team:
     """Threads that run programs, one at a time. The calling thread is one of them."""
 
-    def __init__(self, num_threads: int, variant: str = "") -> None:
-        """variant: one of `variants()`; the best one where it is empty."""
+    def __init__(
+        self, num_threads: int, variant: str = "", ledger: CoreLedger | None = None
+    ) -> None:
+        """variant: one of `variants()`; the best one where it is empty.
+
+        ledger: what says how many of the threads have a core; without one all of them run.
+        """
         self.variant = variant or variants()[0]
         self.num_threads = num_threads
         self._native = library()
-        self._team = self._native.baton_team_create(num_threads, _variant_index(self.variant))
+        self._ledger = ledger  # the native team reads it for as long as it lives
+        self._team = self._native.baton_team_create(
+            num_threads, _variant_index(self.variant), ledger.handle if ledger else None
+        )
         if not self._team:
             raise ConfigError(f"kernel backend: {num_threads} threads cannot be started")
         weakref.finalize(self, self._native.baton_team_destroy, self._team)

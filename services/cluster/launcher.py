@@ -16,9 +16,12 @@ launcher by the kernel's hand where the launcher itself is killed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
@@ -33,6 +36,7 @@ from services.cluster.words import Words
 
 WORKER_STOP_S = 10.0
 GATEWAY_STOP_S = 3.0
+SWEEP_S = 5.0
 SAME_SIGNAL_S = 0.3
 """A signal to a process and to its group arrives twice: within this time that is one wish."""
 _BACKLOG = 2048
@@ -181,6 +185,7 @@ class Launcher:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        _sweep_core_ledger(self._config.worker.engine.core_ledger)
         if self._valkey is not None:
             self._valkey.stop()
 
@@ -201,6 +206,16 @@ def bind(host: str, port: int) -> socket.socket:
         ) from None
     listener.setblocking(False)
     return listener
+
+
+def _sweep_core_ledger(name: str) -> None:
+    """Remove the ledger if workers that were killed have left it; any other end does so by itself.
+
+    In a process of its own: this one loads no kernels.
+    """
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        command = [sys.executable, "-m", "kernels.cpu.ledger", name]
+        subprocess.run(command, check=False, timeout=SWEEP_S)
 
 
 async def _all(events: Iterable[asyncio.Event]) -> None:

@@ -92,9 +92,10 @@ def all_setting_names() -> frozenset[str]:
 
 def build_worker(found: Mapping[str, Any], role: Role) -> WorkerConfig:
     """A worker of this role. A mixed one is taken to have the machine to itself: as many threads as
-    cores.
+    cores, also where the kernels cannot share them.
     """
-    found = {"num-threads": num_cores() if role is Role.MIXED else 1, **found}
+    if role is Role.MIXED:
+        found = {"num-threads": num_cores(), **found}
     if not found.get("model"):
         raise ConfigError("--model: name a GGUF file, a model folder or a Hub id")
     fields = _by_path(worker_settings(), found) | {_ROLE: role}

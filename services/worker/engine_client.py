@@ -205,7 +205,7 @@ def engine_environment(config: EngineConfig) -> dict[str, str]:
     """The environment of an engine: as many threads as it was given, and none that spins while it
     waits.
     """
-    threads = str(config.num_threads)
+    threads = str(config.num_threads or 1)
     return {
         **os.environ,
         "OMP_NUM_THREADS": threads,

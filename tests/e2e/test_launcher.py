@@ -15,6 +15,7 @@ import openai
 import psutil
 import pytest
 
+from kernels.cpu.binding import find_library
 from tests.support.nodes import free_port, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -28,9 +29,14 @@ class Up:
     def __init__(self, log: Path) -> None:
         self.port = free_port()
         self._log = log
+        # Its own: other workers on this machine use the one that all share.
+        self.ledger = Path("/dev/shm") / f"baton-test-cores-{self.port}"
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "services.cli.main", "up", "--port", str(self.port)],
+                [
+                    *(sys.executable, "-m", "services.cli.main", "up"),
+                    *("--port", str(self.port), "--core-ledger", str(self.ledger)),
+                ],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -66,10 +72,12 @@ def up(tmp_path: Path) -> Iterator[Up]:
         if started.process.poll() is None:
             os.killpg(started.process.pid, signal.SIGKILL)
             started.process.wait()
+        started.ledger.unlink(missing_ok=True)
 
 
 def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+    """What lies there, but for the ledger of workers that run on this machine anyway."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("baton-cores-")}
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
@@ -92,6 +100,7 @@ def test_paris_streaming_and_not_then_nothing_is_left(tmp_path: Path, end: signa
         assert len(deltas) > 3, "it came in pieces"
         assert "".join(deltas) == whole.choices[0].message.content
         family = started.family()
+        assert started.ledger.exists() == (find_library() is not None), "workers share the cores"
         assert len(family) >= 6, "valkey, gateway, two fronts, two engines"
         started.process.send_signal(end)
         assert started.process.wait(20.0) == 0

@@ -1,4 +1,5 @@
 // The functions that Python calls.
+#include <cstdio>
 #include <cstring>
 #include <exception>
 
@@ -29,9 +30,26 @@ int64_t baton_struct_bytes(const char* name) {
     return -1;
 }
 
-void* baton_team_create(int32_t num_threads, int32_t variant) {
+// A worker's slot in the core ledger at `path`; null with a phrase in `reason` where that cannot be.
+void* baton_ledger_open(const char* path, int32_t num_cores, int32_t num_threads, char* reason, int32_t reason_bytes) {
     try {
-        return new Team(num_threads, *kVariants[variant]);
+        return new Ledger(path, num_cores, num_threads);
+    } catch (const std::exception& error) {
+        std::snprintf(reason, static_cast<size_t>(reason_bytes), "%s", error.what());
+        return nullptr;
+    }
+}
+
+void baton_ledger_close(void* ledger) { delete static_cast<Ledger*>(ledger); }
+void baton_ledger_sweep(const char* path) { Ledger::sweep(path); }
+void baton_ledger_claim(void* ledger) { static_cast<Ledger*>(ledger)->claim(); }
+void baton_ledger_release(void* ledger) { static_cast<Ledger*>(ledger)->release(); }
+int32_t baton_ledger_grant(void* ledger) { return static_cast<Ledger*>(ledger)->grant_now(); }
+
+// ledger: null, or one that outlives the team.
+void* baton_team_create(int32_t num_threads, int32_t variant, void* ledger) {
+    try {
+        return new Team(num_threads, *kVariants[variant], static_cast<Ledger*>(ledger));
     } catch (const std::exception&) {
         return nullptr;
     }

@@ -1,6 +1,7 @@
 #include "team.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 namespace {
 
 constexpr int64_t kSpinNanoseconds = 20000;
+constexpr uint32_t kAllThreads = 1u << 30;
 
 int64_t now_ns() {
     timespec t;
@@ -54,7 +56,8 @@ bool WaitWord::wait_while(uint32_t seen, int timeout_ms, bool spins) {
     return true;
 }
 
-Team::Team(int num_threads, const Variant& variant) : variant_(variant) {
+Team::Team(int num_threads, const Variant& variant, Ledger* ledger) : variant_(variant), ledger_(ledger) {
+    allowed_.set(ledger_ ? 1 : kAllThreads);
     for (int i = 0; i < num_threads; i++) scratch_.push_back(std::make_unique<Scratch>());
     plan_.num_threads = num_threads;
     for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { work(i); });
@@ -62,6 +65,7 @@ Team::Team(int num_threads, const Variant& variant) : variant_(variant) {
 
 Team::~Team() {
     is_ending_ = true;
+    allowed_.set(kAllThreads);
     runs_.set(runs_.value() + 2);
     for (auto& thread : threads_) thread.join();
 }
@@ -71,6 +75,7 @@ int64_t Team::rows_of(const BatonInstruction& instruction) const {
 }
 
 void Team::open(int64_t index) {
+    if (ledger_) allow(ledger_->grant_now());
     for (; index < count_; index++) {
         const BatonInstruction& instruction = instructions_[index];
         if (instruction.op == BATON_OP_MARK) {
@@ -98,6 +103,7 @@ void Team::run(const BatonInstruction* instructions, int64_t count, const BatonS
             plan_attention(plan_, *static_cast<const BatonAttend*>(instructions[i].arguments));
     }
     mark_.set(0);
+    if (ledger_) ledger_->claim();
     open(0);
     if (threads_.empty()) {
         take_part(0);
@@ -105,33 +111,64 @@ void Team::run(const BatonInstruction* instructions, int64_t count, const BatonS
         runs_.add();
         take_part(0);
         runs_.add();
-        while (num_inside_.load(std::memory_order_seq_cst)) relax();
+        wait_until_all_have_left();
     }
+    if (ledger_) ledger_->release();
     plan_.attends.clear();
     plan_.merges.clear();
 }
 
-void Team::take_part(int thread) {
+void Team::wait_until_all_have_left() {
+    const int64_t started = now_ns();
+    while (num_inside_.load(std::memory_order_seq_cst)) {
+        relax();
+        // One that has nothing left but to leave may wait for this very core.
+        if (now_ns() - started > kSpinNanoseconds) sched_yield();
+    }
+}
+
+void Team::allow(int num_threads) {
+    if (allowed_.value() != static_cast<uint32_t>(num_threads)) allowed_.set(static_cast<uint32_t>(num_threads));
+}
+
+bool Team::has_core(int thread) {
+    if (!ledger_) return true;
+    if (thread == 0) ledger_->tell_progress();
+    const int granted = ledger_->grant();
+    allow(granted);
+    return thread < granted;
+}
+
+bool Team::take_part(int thread) {
     for (int64_t index = current_.value(); index < count_; index = current_.value()) {
         const BatonInstruction& instruction = instructions_[index];
         const Operation& operation = variant_.operations[instruction.op];
         Progress& progress = progress_[index];
         const int64_t tiles = tiles_[index], rows = rows_of(instruction);
-        for (int64_t tile; (tile = progress.next.fetch_add(1, std::memory_order_relaxed)) < tiles;) {
+        for (;;) {
+            if (!has_core(thread)) return false;
+            const int64_t tile = progress.next.fetch_add(1, std::memory_order_relaxed);
+            if (tile >= tiles) break;
             operation.run(instruction.arguments, rows, plan_, tile, *scratch_[thread]);
             if (progress.done.fetch_add(1, std::memory_order_acq_rel) + 1 == tiles) open(index + 1);
         }
         current_.wait_while(static_cast<uint32_t>(index));
     }
+    return true;
 }
 
 void Team::work(int thread) {
     for (uint32_t seen = 0; !is_ending_;) {
+        const uint32_t allowed = allowed_.value();
+        if (static_cast<uint32_t>(thread) >= allowed) {
+            allowed_.wait_while(allowed, -1, false);
+            continue;
+        }
         runs_.wait_while(seen);
         // Entering is announced before the run is looked at, so that run() never returns with somebody inside.
         num_inside_.fetch_add(1, std::memory_order_seq_cst);
         seen = runs_.value();
-        if (seen & 1) take_part(thread);
+        if ((seen & 1) && !take_part(thread)) seen--;  // it comes back to this run when it has a core again
         num_inside_.fetch_sub(1, std::memory_order_seq_cst);
     }
 }

@@ -1,7 +1,8 @@
 // A team of threads that runs one program at a time, operation by operation.
 //
 // The caller of run() is one of them. Tiles of an operation are handed out by a counter; whoever finishes the last one
-// opens the next operation. Waiting spins for at most 20 microseconds, then sleeps in the kernel.
+// opens the next operation. Waiting spins for at most 20 microseconds, then sleeps in the kernel. With a core ledger only
+// as many threads take part as it grants: that is read again before every tile, the others sleep until it grants more.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "ledger.h"
 #include "operations.h"
 
 // Waiting for a 32-bit word to change: spins first, then sleeps.
@@ -27,7 +29,8 @@ private:
 
 class Team {
 public:
-    Team(int num_threads, const Variant& variant);
+    // ledger: may be null; it outlives the team.
+    Team(int num_threads, const Variant& variant, Ledger* ledger);
     ~Team();
     Team(const Team&) = delete;
     Team& operator=(const Team&) = delete;
@@ -46,12 +49,15 @@ private:
     };
 
     void work(int thread);
-    void take_part(int thread);
+    bool take_part(int thread);        // whether it stayed to the end of the run
+    bool has_core(int thread);         // asked before every tile
+    void allow(int num_threads);       // these many threads take part from now on
+    void wait_until_all_have_left();
     void open(int64_t index);  // makes instruction `index` the current one, passing over those with nothing to do
-    bool sleep_between_runs(uint32_t& seen);
     int64_t rows_of(const BatonInstruction& instruction) const;
 
     const Variant& variant_;
+    Ledger* const ledger_;
     StepPlan plan_;
     const BatonInstruction* instructions_ = nullptr;
     int64_t count_ = 0;
@@ -61,6 +67,7 @@ private:
     WaitWord current_;  // index of the open instruction
     WaitWord runs_;     // counts calls of run(), odd while one is open
     WaitWord mark_;
+    WaitWord allowed_;  // threads from this one on have no core and sleep
     alignas(64) std::atomic<int32_t> num_inside_{0};
     std::atomic<bool> is_ending_{false};
     std::vector<std::thread> threads_;

@@ -19,12 +19,14 @@ def test_a_worker_gets_its_role_and_fields_of_every_depth() -> None:
 
 def test_threads_follow_who_shares_the_machine() -> None:
     cores = build.num_cores()
-    assert build.build_worker(MODEL, Role.DECODE).engine.num_threads == 1
+    assert build.build_worker(MODEL, Role.DECODE).engine.num_threads == 0, "by the core ledger"
     assert build.build_worker(MODEL, Role.MIXED).engine.num_threads == cores
     alone = build.build_cluster({**MODEL, "mixed": 1}, {})
     assert alone.worker.engine.num_threads == cores
-    assert build.build_cluster({**MODEL, "mixed": 2}, {}).worker.engine.num_threads == 1
-    assert build.build_cluster(MODEL, {}).worker.engine.num_threads == 1
+    assert build.build_cluster({**MODEL, "mixed": 2}, {}).worker.engine.num_threads == 0
+    assert build.build_cluster(MODEL, {}).worker.engine.num_threads == 0
+    named = build.build_cluster({**MODEL, "core-ledger": "none", "num-threads": 1}, {})
+    assert (named.worker.engine.core_ledger, named.worker.engine.num_threads) == ("none", 1)
 
 
 def test_a_cluster_is_one_of_each_unless_counts_are_named() -> None:
