@@ -27,28 +27,12 @@ _FIELDS = tl.constexpr(WORK_FIELDS)
 
 @triton.jit
 def _fold_tile(
-    query,
-    own_position,
-    largest,
-    total,
-    mixed,
-    keys_ptr,
-    values_ptr,
-    key_scales_ptr,
-    value_scales_ptr,
-    offsets,
-    scale_offsets,
-    position,
-    inside,
-    is_element,
-    factor,
-    cap_factor,
-    window,
-    FORMAT: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-):
+    query, own_position, position, inside, is_element,
+    largest, total, mixed,
+    keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, offsets, scale_offsets,
+    factor, cap_factor, window,
+    FORMAT: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
     """One step of online softmax; largest and scores are in units of log2."""
     mask = inside[:, None] & is_element[None, :]
     dtype: tl.constexpr = query.dtype
@@ -82,62 +66,54 @@ def _fold_tile(
 
 
 @triton.jit
-def attention_kernel(
-    query_ptr,
-    values_ptr,
-    scales_ptr,
-    sinks_ptr,
-    tables_ptr,
-    work_ptr,
-    output_ptr,
-    log_sums_ptr,
-    query_row_stride,
-    query_head_stride,
-    block_stride,
-    head_stride,
-    part_stride,
-    slot_stride,
-    scale_block_stride,
-    scale_head_stride,
-    scale_part_stride,
-    table_stride,
-    head_dim,
-    factor,
-    cap_factor,
-    window,
-    GROUP: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_POSITIONS: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-    FORMAT: tl.constexpr,
-    HAS_SCALES: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
+def _store_rows(
+    total, largest, mixed, place, is_row, element, is_element,
+    output_ptr, log_sums_ptr, head_dim,
     IS_SPLIT: tl.constexpr,
-):
+):  # fmt: skip
+    """The rows' attention, and in a split the natural logarithm of their sums, -inf where nothing was seen."""
+    result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    target = output_ptr + place[:, None] * head_dim + element[None, :]
+    mask = is_row[:, None] & is_element[None, :]
+    tl.store(target, narrow(result, output_ptr.dtype.element_ty), mask=mask)
+    if IS_SPLIT:
+        seen_any = total > 0.0
+        log_sum = (largest + tl.log2(tl.where(seen_any, total, 1.0))) * LN_2
+        tl.store(log_sums_ptr + place, tl.where(seen_any, log_sum, float("-inf")), mask=is_row)
+
+
+@triton.jit
+def attention_kernel(
+    query_ptr, values_ptr, scales_ptr, sinks_ptr, tables_ptr, work_ptr, output_ptr, log_sums_ptr,
+    query_row_stride, query_head_stride,
+    block_stride, head_stride, part_stride, slot_stride,
+    scale_block_stride, scale_head_stride, scale_part_stride,
+    table_stride,
+    head_dim, factor, cap_factor, window,
+    GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_POSITIONS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    FORMAT: tl.constexpr, HAS_SCALES: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+):  # fmt: skip
     """softmax(cap(factor * q @ k^T)) @ v for one item of work and one KV head; GROUP query heads share the KV head."""
     work = work_ptr + tl.program_id(0) * _FIELDS
     kv_head = tl.program_id(1)
-    num_heads = tl.num_programs(1) * GROUP
     sequence, first_row, first_position = tl.load(work), tl.load(work + 1), tl.load(work + 2)
     num_rows, start, end = tl.load(work + 3), tl.load(work + 4), tl.load(work + 5)
-    output_row = tl.load(work + 6)
-
-    index = tl.arange(0, BLOCK_ROWS)
-    row, head = index // GROUP, kv_head * GROUP + index % GROUP
-    own_position = first_position + row
+    row = tl.arange(0, BLOCK_ROWS) // GROUP
+    head = kv_head * GROUP + tl.arange(0, BLOCK_ROWS) % GROUP
+    is_row = row < num_rows
     element = tl.arange(0, BLOCK_DIM)
     is_element = element < head_dim
-    mask = (row < num_rows)[:, None] & is_element[None, :]
     source = (first_row + row).to(tl.int64) * query_row_stride + head * query_head_stride
+    mask = is_row[:, None] & is_element[None, :]
     query = tl.load(query_ptr + source[:, None] + element[None, :], mask=mask, other=0.0)
 
     largest = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_ROWS], dtype=tl.float32)
     if HAS_SINKS:
-        largest = tl.load(sinks_ptr + head, mask=row < num_rows, other=0.0) * LOG2_E
+        largest = tl.load(sinks_ptr + head, mask=is_row, other=0.0) * LOG2_E
         total += 1.0
     mixed = tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=tl.float32)
     keys_ptr = values_ptr + kv_head * head_stride
@@ -150,38 +126,19 @@ def attention_kernel(
         table = tables_ptr + sequence.to(tl.int64) * table_stride + position // BLOCK_SIZE
         block = tl.load(table, mask=inside, other=0).to(tl.int64)
         slot = position % BLOCK_SIZE
-        offsets = (block * block_stride + slot * slot_stride)[:, None] + element[None, :]
         largest, total, mixed = _fold_tile(
-            query,
-            own_position,
-            largest,
-            total,
-            mixed,
-            keys_ptr,
-            keys_ptr + part_stride,
-            key_scales_ptr,
-            key_scales_ptr + scale_part_stride,
-            offsets,
+            query, first_position + row, position, inside, is_element,
+            largest, total, mixed,
+            keys_ptr, keys_ptr + part_stride, key_scales_ptr, key_scales_ptr + scale_part_stride,
+            (block * block_stride + slot * slot_stride)[:, None] + element[None, :],
             block * scale_block_stride + slot,
-            position,
-            inside,
-            is_element,
-            factor,
-            cap_factor,
-            window,
-            FORMAT,
-            HAS_SCALES,
-            HAS_CAP,
-            HAS_WINDOW,
-        )
+            factor, cap_factor, window,
+            FORMAT, HAS_SCALES, HAS_CAP, HAS_WINDOW,
+        )  # fmt: skip
 
-    result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
-    place = (output_row + row).to(tl.int64) * num_heads + head
-    target = output_ptr + place[:, None] * head_dim + element[None, :]
-    tl.store(target, narrow(result, output_ptr.dtype.element_ty), mask=mask)
-    if IS_SPLIT:
-        seen_any = total > 0.0
-        log_sum = (largest + tl.log2(tl.where(seen_any, total, 1.0))) * LN_2
-        tl.store(
-            log_sums_ptr + place, tl.where(seen_any, log_sum, float("-inf")), mask=row < num_rows
-        )
+    place = (tl.load(work + 6) + row).to(tl.int64) * (tl.num_programs(1) * GROUP) + head
+    _store_rows(
+        total, largest, mixed, place, is_row, element, is_element,
+        output_ptr, log_sums_ptr, head_dim,
+        IS_SPLIT,
+    )  # fmt: skip
