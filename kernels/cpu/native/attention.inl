@@ -87,13 +87,17 @@ inline void transpose_block(const float* const* rows, int64_t column, float* out
 
 // K of positions [first, first + 64) as [dim, 64]; positions outside [low, high) read as zero.
 inline void load_keys(const Layer& l, const int32_t* table, int64_t head, int64_t first, int64_t low, int64_t high, float* space, float* keys) {
-    static const float zeros[512] = {};
     for (int64_t part = 0; part < 64; part += 16) {
         const float* rows[16];
         for (int64_t i = 0; i < 16; i++) {
             const int64_t position = first + part + i;
-            if (position < low || position >= high) { rows[i] = l.dim <= 512 ? zeros : nullptr; continue; }
-            rows[i] = slot_vector(l, table[position / l.a.view.block_size], head, 0, position % l.a.view.block_size, space + i * l.padded);
+            float* own = space + i * l.padded;
+            if (position < low || position >= high) {
+                std::memset(own, 0, sizeof(float) * l.dim);
+                rows[i] = own;
+                continue;
+            }
+            rows[i] = slot_vector(l, table[position / l.a.view.block_size], head, 0, position % l.a.view.block_size, own);
         }
         int64_t d = 0;
         for (; d + 16 <= l.dim; d += 16) transpose_block(rows, d, keys + 64 * d + part);
