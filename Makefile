@@ -63,7 +63,7 @@ proto: $(VENV)/.dev ## regenerate the gRPC stubs from proto/
 	@$(VENV)/bin/python -m grpc_tools.protoc -I proto --python_out=. --grpc_python_out=. --pyi_out=. $(PROTO)
 
 # The stamps of the two environments; the larger one contains the smaller. Installing builds the host kernels.
-INSTALLED_FROM := pyproject.toml constraints.txt setup.py scripts/environment.py $(wildcard kernels/cpu/native/*)
+INSTALLED_FROM := pyproject.toml constraints.txt setup.py kernels/cpu/building.py scripts/environment.py $(wildcard kernels/cpu/native/*)
 
 $(VENV)/.run: $(INSTALLED_FROM)
 	@command -v $(PYTHON) >/dev/null || { echo "Baton needs Python 3.11 or newer: install python3."; exit 1; }

@@ -7,6 +7,7 @@ them.
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,6 +24,19 @@ for name, value in {
 # Other processes share the cores: how long one example takes says nothing about the code.
 settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("baton")
+# For code that a sanitizer slows down; chosen by `--hypothesis-profile`.
+settings.register_profile("few", settings.get_profile("baton"), max_examples=20)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--native-library", type=Path, help="a build of the host kernels to test")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if path := config.getoption("--native-library"):
+        from kernels.cpu.binding import use_library
+
+        use_library(path)
 
 
 @pytest.fixture(autouse=True)

@@ -6,12 +6,18 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
+from hypothesis import settings
 from torch import Tensor
 
 from kernels.cpu.backend import HostBackend
 from kernels.cpu.team import variants
 
 NUM_THREADS = 2
+
+
+def examples(count: int) -> settings:
+    """At most `count` examples: fewer where the profile in use allows fewer."""
+    return settings(max_examples=min(count, settings().max_examples))
 
 
 @cache

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor
 
 from kernels import ops, reference
 from kernels.cpu.backend import HostBackend
-from tests.support.host_kernels import NUM_THREADS, assert_same_bits, backends
+from tests.support.host_kernels import NUM_THREADS, assert_same_bits, backends, examples
 from tests.support.paged_steps import Case, Step, cases
 from tests.support.poison import poisoned_memory
 
@@ -41,7 +41,7 @@ def check(case: Case) -> None:
         assert_same_bits(result, bits, backend.description)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(case=cases(head_dims=(4, 16, 24, 64)))
 def test_equals_dense_attention_over_what_the_pool_holds(case: Case) -> None:
     check(case)
@@ -51,6 +51,12 @@ def test_long_sequences_fold_chunk_by_chunk() -> None:
     base = Case(((1500, 3), (2100, 1), (1020, 9)), head_dim=16)
     for case in (base, replace(base, window=1300), replace(base, has_sinks=True, soft_cap=5.0)):
         check(case)
+
+
+def test_heads_of_any_width() -> None:
+    """Positions that a tile has and the sequence has not are zeros as wide as a head."""
+    for head_dim in (512, 520, 1040):
+        check(Case(((70, 3), (0, 17)), num_kv_heads=1, group_size=2, head_dim=head_dim, window=20))
 
 
 def test_a_row_has_the_same_bits_however_its_sequence_is_cut() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from kernels.weights import (
     StackedWeight,
     Weight,
 )
-from tests.support.host_kernels import assert_same_bits, backends, on_every_variant
+from tests.support.host_kernels import assert_same_bits, backends, examples, on_every_variant
 from tests.support.poison import poisoned_memory
 from tests.support.random_weights import QUANTIZED_FORMATS, random_blocks
 
@@ -69,7 +69,7 @@ def test_quantised_products_are_within_their_rounding(name: str) -> None:
         assert bool((error <= rounding_bound(inputs, weight)).all()), f"{name}, {rows} rows"
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     rows=st.integers(1, 40),
     outputs=st.integers(1, 90),

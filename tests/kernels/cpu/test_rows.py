@@ -1,16 +1,16 @@
-"""Row operations of the host kernels: the reference's numbers, the same bits on every variant, nothing left unwritten."""
+"""Row operations of the host kernels: the reference's numbers, equal bits on every variant, nothing left unwritten."""
 
 from __future__ import annotations
 
 import math
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import reference
-from tests.support.host_kernels import on_every_variant
+from tests.support.host_kernels import examples, on_every_variant
 from tests.support.poison import poisoned_memory
 
 SIZES = {"rows": st.integers(1, 70), "width": st.integers(1, 150), "seed": st.integers(0, 999)}
@@ -25,7 +25,7 @@ def assert_near(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(**SIZES)
 def test_rms_norm(rows: int, width: int, seed: int) -> None:
     hidden, weight = normal(seed, rows, width), normal(seed + 1, width)
@@ -34,7 +34,7 @@ def test_rms_norm(rows: int, width: int, seed: int) -> None:
     assert_near(actual, reference.rms_norm(hidden, weight, 1e-5), 2e-6)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(**SIZES)
 def test_add_rms_norm(rows: int, width: int, seed: int) -> None:
     hidden, residual, weight = (
@@ -53,7 +53,7 @@ def test_add_rms_norm(rows: int, width: int, seed: int) -> None:
     assert torch.equal(total, expected[1])
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(heads=st.integers(1, 5), **SIZES)
 def test_rms_norm_of_heads_inside_a_wider_row(rows: int, width: int, heads: int, seed: int) -> None:
     wide, weight = normal(seed, rows, heads + 2, width), normal(seed + 1, width)
@@ -62,7 +62,7 @@ def test_rms_norm_of_heads_inside_a_wider_row(rows: int, width: int, heads: int,
     assert_near(actual, reference.rms_norm(own, weight, 1e-6), 2e-6)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(scale=st.sampled_from((0.1, 3.0, 60.0)), **SIZES)
 def test_gates(rows: int, width: int, seed: int, scale: float) -> None:
     gate_up = normal(seed, rows, 2 * width, scale=scale)
@@ -70,10 +70,11 @@ def test_gates(rows: int, width: int, seed: int, scale: float) -> None:
         silu = on_every_variant(lambda backend: backend.silu_mul(gate_up))
         gelu = on_every_variant(lambda backend: backend.gelu_mul(gate_up))
     assert_near(silu, reference.silu_mul(gate_up), 2e-6)
-    assert_near(gelu, reference.gelu_mul(gate_up), 1e-5)
+    # in float32 the tanh of a gate below -4 or so is -1, and what is left of 1 + tanh times a large input is missed
+    assert_near(gelu, reference.gelu_mul(gate_up.double()).float(), 2e-6)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(half=st.integers(1, 40), rows=st.integers(1, 50), seed=st.integers(0, 999))
 def test_rotation(half: int, rows: int, seed: int) -> None:
     positions = torch.randint(0, 131_072, (rows,), generator=torch.Generator().manual_seed(seed))

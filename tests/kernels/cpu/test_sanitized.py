@@ -1,0 +1,79 @@
+"""The host kernels' tests on a build that ends the process at a wrong address or undefined arithmetic."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.cpu.building import build_sanitized, runtime_path
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+
+FOLDER = Path(__file__).parent
+FILES = [FOLDER / f"test_{name}.py" for name in ("rows", "products", "attention", "program")]
+
+WRONG_ADDRESS = """
+import ctypes, sys, torch
+from pathlib import Path
+from kernels.cpu import binding
+binding.use_library(Path(sys.argv[1]))
+from kernels.cpu.backend import HostBackend
+from kernels.kv_view import KVView
+from kernels.step import StepMetadata
+layer = KVView(torch.zeros(2, 1, 2, 16, 8))
+beyond = StepMetadata(torch.tensor([2 * 16]), torch.zeros(1, 1, dtype=torch.int32), (0, 1), (1,))
+HostBackend(1, sys.argv[2]).write_kv(torch.ones(1, 1, 8), torch.ones(1, 1, 8), layer, beyond)
+"""
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_sanitized(tmp_path_factory.mktemp("native"))
+
+
+def run_python(reports: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python with the sanitizer's runtime loaded first; reports become files `reports.*`."""
+    # Exceptions of C++ need their library before the sanitizer looks for it.
+    preloaded = [str(runtime_path(name)) for name in ("libasan.so", "libstdc++.so.6")]
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": " ".join(preloaded),
+        "ASAN_OPTIONS": f"detect_leaks=0:log_path={reports}",  # the interpreter frees little at its end
+        "UBSAN_OPTIONS": f"print_stacktrace=1:log_path={reports}",
+    }
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=environment,
+        cwd=FOLDER.parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def reports_beside(path: Path) -> str:
+    return "\n".join(file.read_text() for file in sorted(path.parent.glob(f"{path.name}.*")))
+
+
+def test_the_kernels_tests_pass_without_a_report(sanitized: Path, tmp_path: Path) -> None:
+    reports = tmp_path / "report"
+    options = ["-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile=few"]
+    command = ["-m", "pytest", *options, f"--native-library={sanitized}", *map(str, FILES)]
+    done = run_python(reports, *command)
+    report = reports_beside(reports)
+    assert not report, report
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed" in done.stdout
+
+
+@pytest.mark.parametrize("variant", ["avx2", "plain"])
+def test_a_write_beyond_the_pool_is_reported(sanitized: Path, tmp_path: Path, variant: str) -> None:
+    """The build that finds nothing above does find things."""
+    reports = tmp_path / "report"
+    done = run_python(reports, "-c", WRONG_ADDRESS, str(sanitized), variant)
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in reports_beside(reports), done.stderr
