@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -59,6 +60,7 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
     send(EngineProgress(f"loading {config.model}"))
     source = resolve_source(config.model, config.revision)
     model = load_model(source, config.dtype, _weight_format(config, kernels))
+    config = _with_kv_dtype(config, model, kernels)
     max_model_len = _max_model_len(config, model)
     layout = KVLayout(config.block_size, model.config.kv_groups(config.kv_dtype))
     num_blocks = _num_blocks(config, layout, max_model_len)
@@ -142,6 +144,16 @@ def _weight_format(config: EngineConfig, kernels: BackendChoice) -> str:
     if config.weight_format != "auto":
         return config.weight_format
     return "quantized" if kernels.keeps_blocks else "expanded"
+
+
+def _with_kv_dtype(
+    config: EngineConfig, model: LoadedModel, kernels: BackendChoice
+) -> EngineConfig:
+    """`auto` resolved: a backend that rounds the inputs of kept blocks may hold their KV in fewer bits as well."""
+    is_kept = model.weight_format == "gguf"
+    if config.kv_cache_dtype != "auto" or not (kernels.kv_dtype and is_kept):
+        return config
+    return replace(config, kv_cache_dtype=kernels.kv_dtype)
 
 
 def _identity(config: EngineConfig, model: LoadedModel, kernels: BackendChoice) -> KVIdentity:

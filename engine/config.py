@@ -33,7 +33,8 @@ class EngineConfig:
     device: `cpu`, or `cuda` for the first GPU.
     kernel_backend: code of the numeric operations: `cpu`, `reference`, `triton`; `auto` takes the fastest that is
         there and right for `dtype`, and says which.
-    kv_cache_dtype: how the pool holds KV; `auto` is the activations' type, fp8 and int8 ones are smaller and lossy.
+    kv_cache_dtype: how the pool holds KV; `auto` is float16 beside weights that host kernels keep in blocks, else the
+        activations' type; fp8 and int8 ones are smaller and lossier.
     block_size: tokens in a block, a multiple of the hash block size.
     max_model_len: most tokens of prompt and answer together; 0 takes the model's own limit.
     max_num_seqs: most sequences in one step.

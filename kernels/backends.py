@@ -24,6 +24,7 @@ class BackendChoice:
     description: one phrase for logs and health: what runs and, where that was not asked for by name, why.
     keeps_blocks: whether quantised weights are best kept as they are.
     activation_dtype: what products with kept blocks round their inputs to, "" for nothing.
+    kv_dtype: what KV beside kept blocks is held in unless asked otherwise, "" for the rows' own type.
     """
 
     name: str
@@ -31,6 +32,7 @@ class BackendChoice:
     description: str
     keeps_blocks: bool = False
     activation_dtype: str = ""
+    kv_dtype: str = ""
 
 
 def choose_backend(
@@ -75,7 +77,7 @@ def _host(num_threads: int, variant: str, core_ledger: str) -> BackendChoice:
     # Threads of workers that do not know of each other get in each other's way: without a ledger one is safe.
     threads = num_threads or (num_usable_cores() if ledger else 1)
     backend = HostBackend(threads, variant, ledger)
-    return BackendChoice("cpu", backend, backend.description + obstacle, True, "int12")
+    return BackendChoice("cpu", backend, backend.description + obstacle, True, "int12", "float16")
 
 
 def _host_obstacle(dtype: str) -> str:

@@ -214,7 +214,7 @@ inline void soften(const BatonAttend& a, float* scores, int64_t low, int64_t hig
     const float before = fold.largest[query], largest = before > own ? before : own;
     F weights[4];
     for (int v = 0; v < 4; v++) {
-        weights[v] = exponential(s[v] - all(largest));
+        weights[v] = exponential_of_negative(s[v] - all(largest));
         store(scores + 16 * v, weights[v]);
     }
     const float sum = sum_lanes((weights[0] + weights[1]) + (weights[2] + weights[3]));
@@ -223,7 +223,7 @@ inline void soften(const BatonAttend& a, float* scores, int64_t low, int64_t hig
         return;
     }
     float kept[16];
-    store(kept, exponential(all(before - largest)));
+    store(kept, exponential_of_negative(all(before - largest)));
     fold.sums[query] = fold.sums[query] * kept[0] + sum;
     fold.largest[query] = largest;
     float* values = fold.values + query * padded;

@@ -51,6 +51,7 @@ inline I bits_of(F a) { return {_mm512_castps_si512(a)}; }
 inline F from_bits(I a) { return _mm512_castsi512_ps(a.v); }
 inline void store_int(int32_t* p, I a) { _mm512_storeu_si512(p, a.v); }
 inline F load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline void store_half(uint16_t* p, F a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
 inline F load_bfloat(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
 }
@@ -94,6 +95,10 @@ inline F load_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
             _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
 }
+inline void store_half(uint16_t* p, F x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+}
 inline F load_bfloat(const uint16_t* p) {
     auto widen = [](const uint16_t* q) {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q))), 16));
@@ -133,6 +138,10 @@ inline I bits_of(F a) { I r; std::memcpy(r.x, a.x, 64); return r; }
 inline F from_bits(I a) { F r; std::memcpy(r.x, a.x, 64); return r; }
 inline void store_int(int32_t* p, I a) { std::memcpy(p, a.x, 64); }
 inline float half_to_float(uint16_t h);
+template <int exponent_bits, int mantissa_bits> inline uint32_t narrow(float x, uint32_t largest_finite, bool saturate);
+inline void store_half(uint16_t* p, F a) {
+    for (int i = 0; i < 16; i++) p[i] = static_cast<uint16_t>(narrow<5, 10>(a.x[i], 0, false));
+}
 inline F load_half(const uint16_t* p) { F r; BATON_LANES(half_to_float(p[i])); }
 inline F load_bfloat(const uint16_t* p) {
     I r;
@@ -216,12 +225,11 @@ inline float largest_lane(F a) {
 }
 #endif
 
-// exp(x), within 2 units in the last place; 0 below -86, as for x = 88 above it. Polynomial of the Cephes library.
-inline F exponential(F x) {
+// exp(x) for x in [-86, 88], within 2 units in the last place. Polynomial of the Cephes library.
+inline F exponential_inside(F x) {
     const F magic = all(12582912.0f);  // 1.5 * 2^23: adding and subtracting it rounds to an integer
-    const F bounded = smaller(larger(x, all(-86.0f)), all(88.0f));
-    const F n = (fma(bounded, all(1.44269504088896341f), magic)) - magic;
-    F r = fma(n, all(-0.693359375f), bounded);
+    const F n = fma(x, all(1.44269504088896341f), magic) - magic;
+    F r = fma(n, all(-0.693359375f), x);
     r = fma(n, all(2.12194440e-4f), r);
     F p = all(1.9875691500e-4f);
     p = fma(p, r, all(1.3981999507e-3f));
@@ -230,8 +238,18 @@ inline F exponential(F x) {
     p = fma(p, r, all(1.6666665459e-1f));
     p = fma(p, r, all(5.0000001201e-1f));
     const F y = fma(p, r * r, r) + all(1.0f);
-    const F scaled = from_bits(bits_of(y) + shift_left<23>(to_int(n)));
-    return where_less(x, all(-86.0f), all(0.0f), scaled);
+    return from_bits(bits_of(y) + shift_left<23>(to_int(n)));
+}
+
+// exp(x); 0 below -86, as for x = 88 above it.
+inline F exponential(F x) {
+    const F inside = exponential_inside(smaller(larger(x, all(-86.0f)), all(88.0f)));
+    return where_less(x, all(-86.0f), all(0.0f), inside);
+}
+
+// The same for x that is not above 0.
+inline F exponential_of_negative(F x) {
+    return where_less(x, all(-86.0f), all(0.0f), exponential_inside(larger(x, all(-86.0f))));
 }
 
 inline F sigmoid_times(F x, F gate) { return x / (all(1.0f) + exponential(all(0.0f) - gate)); }

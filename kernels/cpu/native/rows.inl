@@ -228,14 +228,14 @@ template <int exponent_bits, int mantissa_bits> inline uint32_t narrow(float x, 
     return sign | result;
 }
 
-inline void store_kv(const BatonKvView& view, int64_t at, float x, float inverse) {
+inline void store_kv(const BatonKvView& view, int64_t at, float x) {
     switch (view.type) {
         case BATON_KV_F32: static_cast<float*>(view.values)[at] = x; break;
         case BATON_KV_F16: static_cast<uint16_t*>(view.values)[at] = static_cast<uint16_t>(narrow<5, 10>(x, 0, false)); break;
         case BATON_KV_BF16: static_cast<uint16_t*>(view.values)[at] = static_cast<uint16_t>(narrow<8, 7>(x, 0, false)); break;
-        case BATON_KV_FP8_E4M3: static_cast<uint8_t*>(view.values)[at] = static_cast<uint8_t>(narrow<4, 3>(x * inverse, 0x7e, true)); break;
-        case BATON_KV_FP8_E5M2: static_cast<uint8_t*>(view.values)[at] = static_cast<uint8_t>(narrow<5, 2>(x * inverse, 0x7b, true)); break;
-        default: static_cast<int8_t*>(view.values)[at] = static_cast<int8_t>(std::nearbyintf(x * inverse)); break;
+        case BATON_KV_FP8_E4M3: static_cast<uint8_t*>(view.values)[at] = static_cast<uint8_t>(narrow<4, 3>(x, 0x7e, true)); break;
+        case BATON_KV_FP8_E5M2: static_cast<uint8_t*>(view.values)[at] = static_cast<uint8_t>(narrow<5, 2>(x, 0x7b, true)); break;
+        default: static_cast<int8_t*>(view.values)[at] = static_cast<int8_t>(std::nearbyintf(x)); break;
     }
 }
 
@@ -245,16 +245,20 @@ inline void write_vector(const BatonKvView& view, int64_t block, int64_t head, i
         std::memcpy(static_cast<float*>(view.values) + base, x, sizeof(float) * view.head_dim);
         return;
     }
-    float inverse = 1.0f;
+    if (view.type == BATON_KV_F16 && view.head_dim % 16 == 0) {
+        for (int64_t d = 0; d < view.head_dim; d += 16) store_half(static_cast<uint16_t*>(view.values) + base + d, load(x + d));
+        return;
+    }
+    float divisor = 1.0f;
     if (view.scales) {
         float largest = 0.0f;
         for (int64_t d = 0; d < view.head_dim; d++) largest = std::fabs(x[d]) > largest ? std::fabs(x[d]) : largest;
         float scale = largest / (view.type == BATON_KV_INT8 ? 127.0f : 448.0f);
         scale = scale > 1e-6f ? scale : 1e-6f;
         view.scales[block * view.scale_block_stride + head * view.scale_head_stride + half * view.scale_half_stride + offset] = scale;
-        inverse = scale;
+        divisor = scale;
     }
-    for (int64_t d = 0; d < view.head_dim; d++) store_kv(view, base + d, view.scales ? x[d] / inverse : x[d], 1.0f);
+    for (int64_t d = 0; d < view.head_dim; d++) store_kv(view, base + d, view.scales ? x[d] / divisor : x[d]);
 }
 
 inline void run_write_kv(const void* arguments, int64_t rows, const StepPlan& plan, int64_t tile, Scratch&) {
