@@ -159,6 +159,11 @@ def _take(node: Node, memory: Memory) -> ctypes.Structure:
     return binding.Take(memory.rows(inputs), memory.rows(out), inputs.width)
 
 
+def _argmax(node: Node, memory: Memory) -> ctypes.Structure:
+    inputs, out = node.places["inputs"], node.constants["out"]
+    return binding.Argmax(memory.rows(inputs), out.data_ptr(), inputs.width)
+
+
 def _mark(node: Node, memory: Memory) -> ctypes.Structure:
     return binding.Mark(node.constants["layer"])
 
@@ -176,4 +181,5 @@ _BUILDERS: dict[Op, Callable[[Node, Memory], ctypes.Structure]] = {
     Op.QUANTISE: _quantise,
     Op.TAKE: _take,
     Op.MARK: _mark,
+    Op.ARGMAX: _argmax,
 }

@@ -27,7 +27,6 @@ class HostBackend(Eager):
 
     name = "cpu"
 
-    argmax = staticmethod(reference.argmax)
     uniforms = staticmethod(reference.uniforms)
     draw = staticmethod(reference.draw)
     allow_only = staticmethod(reference.allow_only)

@@ -30,6 +30,7 @@ class Op(IntEnum):
     QUANTISE = 9
     TAKE = 10
     MARK = 11
+    ARGMAX = 12
 
 
 class WeightKind(IntEnum):
@@ -241,6 +242,12 @@ class Take(ctypes.Structure):
     _fields_ = [("inputs", Rows), ("out", Rows), ("width", c_int64)]
 
 
+class Argmax(ctypes.Structure):
+    """BatonArgmax."""
+
+    _fields_ = [("inputs", Rows), ("out", c_void_p), ("width", c_int64)]
+
+
 class Mark(ctypes.Structure):
     """BatonMark."""
 
@@ -265,6 +272,7 @@ _STRUCTS: dict[str, type[ctypes.Structure]] = {
     "BatonQuantise": Quantise,
     "BatonTake": Take,
     "BatonMark": Mark,
+    "BatonArgmax": Argmax,
 }
 
 

@@ -194,6 +194,13 @@ class Eager:
         """`[R, H]`."""
         return hidden.index_select(0, rows)
 
+    def argmax(self, logits: Tensor) -> Tensor:
+        """int64 `[rows]`, the lowest id among equals."""
+        out = torch.empty(len(logits), dtype=torch.int64)
+        memory = _Tensors(len(out))
+        self._one(Op.ARGMAX, {"inputs": memory.place(logits)}, memory, len(out), out=out)
+        return out
+
     def _one(
         self, op: Op, places: dict[str, Place], memory: _Tensors, num_rows: int, **constants: Any
     ) -> None:

@@ -99,7 +99,8 @@ enum BatonOp : int32_t {
     BATON_OP_QUANTISE = 9,
     BATON_OP_TAKE = 10,
     BATON_OP_MARK = 11,
-    BATON_NUM_OPS = 12,
+    BATON_OP_ARGMAX = 12,
+    BATON_NUM_OPS = 13,
 };
 
 enum BatonRowCount : int32_t { BATON_ROWS_TOKENS = 0, BATON_ROWS_WANTED = 1 };
@@ -191,6 +192,13 @@ struct BatonQuantise {
 struct BatonTake {
     BatonRows inputs;
     BatonRows out;
+    int64_t width;
+};
+
+// The lowest column of each row's largest value.
+struct BatonArgmax {
+    BatonRows inputs;
+    int64_t* out;  // [rows]
     int64_t width;
 };
 

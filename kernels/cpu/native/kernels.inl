@@ -23,6 +23,7 @@ const Operation kOperations[BATON_NUM_OPS] = {
     {tiles_by_rows, run_quantise},    // BATON_OP_QUANTISE
     {tiles_by_rows, run_take},        // BATON_OP_TAKE
     {nullptr, nullptr},               // BATON_OP_MARK
+    {tiles_by_rows, run_argmax},      // BATON_OP_ARGMAX
 };
 
 }  // namespace

@@ -25,7 +25,7 @@ int64_t baton_struct_bytes(const char* name) {
     BATON_SIZE(BatonRows) BATON_SIZE(BatonQuantRows) BATON_SIZE(BatonWeight) BATON_SIZE(BatonKvView) BATON_SIZE(BatonStep)
     BATON_SIZE(BatonInstruction) BATON_SIZE(BatonEmbed) BATON_SIZE(BatonNorm) BATON_SIZE(BatonProduct) BATON_SIZE(BatonAngles)
     BATON_SIZE(BatonRope) BATON_SIZE(BatonWriteKv) BATON_SIZE(BatonAttend) BATON_SIZE(BatonGated) BATON_SIZE(BatonQuantise)
-    BATON_SIZE(BatonTake) BATON_SIZE(BatonMark)
+    BATON_SIZE(BatonTake) BATON_SIZE(BatonMark) BATON_SIZE(BatonArgmax)
 #undef BATON_SIZE
     return -1;
 }

@@ -283,4 +283,32 @@ inline void run_take(const void* arguments, int64_t rows, const StepPlan& plan, 
     });
 }
 
+// ---- the best token
+
+inline int64_t argmax_row(const float* row, int64_t width) {
+    constexpr int64_t kStretch = 256;  // one pass finds the best stretch, a second one the place in it
+    float best = -INFINITY;
+    int64_t start = 0;
+    for (int64_t c = 0; c < width; c += kStretch) {
+        const int64_t end = c + kStretch < width ? c + kStretch : width;
+        F top = all(-INFINITY);
+        int64_t i = c;
+        for (; i + 16 <= end; i += 16) top = larger(top, load(row + i));
+        float own = largest_lane(top);
+        for (; i < end; i++) own = row[i] > own ? row[i] : own;
+        if (own > best) {
+            best = own;
+            start = c;
+        }
+    }
+    for (int64_t c = start; c < width; c++)
+        if (row[c] == best) return c;
+    return 0;
+}
+
+inline void run_argmax(const void* arguments, int64_t rows, const StepPlan&, int64_t tile, Scratch&) {
+    const auto& a = *static_cast<const BatonArgmax*>(arguments);
+    each_row(rows, tile, [&](int64_t row) { a.out[row] = argmax_row(a.inputs.data + row * a.inputs.stride, a.width); });
+}
+
 }  // namespace

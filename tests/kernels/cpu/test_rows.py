@@ -91,3 +91,18 @@ def test_rotation(half: int, rows: int, seed: int) -> None:
         exact = torch.tensor([[1.25 * function(a) for a in row] for row in angles.tolist()])
         torch.testing.assert_close(own, exact, rtol=0, atol=2.5e-7)
     assert_near(rotated, reference.rope(heads, cos, sin), 1e-6)
+
+
+@examples(40)
+@given(rows=st.integers(1, 40), width=st.integers(1, 1100), seed=st.integers(0, 999))
+def test_argmax_takes_the_lowest_of_equals(rows: int, width: int, seed: int) -> None:
+    logits = normal(seed, rows, width).mul_(3).round_()  # many equals
+    with poisoned_memory():
+        actual = on_every_variant(lambda backend: backend.argmax(logits))
+    assert actual.tolist() == [row.index(max(row)) for row in logits.tolist()]
+
+
+def test_argmax_of_rows_where_all_but_one_is_banned() -> None:
+    logits = torch.full((3, 700), float("-inf"))
+    logits[0, 699] = logits[1, 0] = logits[2, 255] = -5.0
+    assert on_every_variant(lambda backend: backend.argmax(logits)).tolist() == [699, 0, 255]
