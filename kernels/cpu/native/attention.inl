@@ -194,40 +194,41 @@ struct Fold {
     float* sums;     // [queries]
 };
 
+inline F capped(F score, float soft_cap) {
+    const F e = exponential(score * all(2.0f / soft_cap));  // tanh(z) = 1 - 2 / (exp(2 z) + 1)
+    return all(soft_cap) * (all(1.0f) - all(2.0f) / (e + all(1.0f)));
+}
+
 // One query's 64 scores to weights; its fold is rescaled. Positions outside [low, high) of the tile weigh nothing.
 inline void soften(const BatonAttend& a, float* scores, int64_t low, int64_t high, const Fold& fold, int64_t query, int64_t padded) {
-    const F minus_infinity = all(-INFINITY);
+    const F scale = all(a.scale);
     F s[4];
-    for (int v = 0; v < 4; v++) {
-        s[v] = load(scores + 16 * v) * all(a.scale);
-        if (a.soft_cap > 0.0f) {
-            const F e = exponential(s[v] * all(2.0f / a.soft_cap));  // tanh(z) = 1 - 2 / (exp(2 z) + 1)
-            s[v] = all(a.soft_cap) * (all(1.0f) - all(2.0f) / (e + all(1.0f)));
-        }
-        if (low > 0 || high < 64) {
-            const F number = lane_numbers() + all(16.0f * static_cast<float>(v));
-            s[v] = where_less(number, all(static_cast<float>(high)), s[v], minus_infinity);
-            s[v] = where_less(number, all(static_cast<float>(low)), minus_infinity, s[v]);
-        }
+    repeat<4>(BATON_EACH(v) { s[v] = load(scores + 16 * v) * scale; });
+    if (a.soft_cap > 0.0f) repeat<4>(BATON_EACH(v) { s[v] = capped(s[v], a.soft_cap); });
+    if (low > 0 || high < 64) {
+        const F minus_infinity = all(-INFINITY), first = all(static_cast<float>(low)), last = all(static_cast<float>(high));
+        repeat<4>(BATON_EACH(v) {
+            const F number = lane_numbers() + all(16.0f * v);
+            s[v] = where_less(number, first, minus_infinity, where_less(number, last, s[v], minus_infinity));
+        });
     }
     const float own = largest_lane(larger(larger(s[0], s[1]), larger(s[2], s[3])));
     const float before = fold.largest[query], largest = before > own ? before : own;
-    F weights[4];
-    for (int v = 0; v < 4; v++) {
-        weights[v] = exponential_of_negative(s[v] - all(largest));
-        store(scores + 16 * v, weights[v]);
-    }
-    const float sum = sum_lanes((weights[0] + weights[1]) + (weights[2] + weights[3]));
+    const F top = all(largest);
+    repeat<4>(BATON_EACH(v) {
+        s[v] = exponential_of_negative(s[v] - top);
+        store(scores + 16 * v, s[v]);
+    });
+    const float sum = sum_lanes((s[0] + s[1]) + (s[2] + s[3]));
     if (before == largest) {
         fold.sums[query] += sum;
         return;
     }
-    float kept[16];
-    store(kept, exponential_of_negative(all(before - largest)));
-    fold.sums[query] = fold.sums[query] * kept[0] + sum;
+    const F kept = exponential_of_negative(all(before - largest));
+    fold.sums[query] = fold.sums[query] * first_lane(kept) + sum;
     fold.largest[query] = largest;
     float* values = fold.values + query * padded;
-    for (int64_t c = 0; c < padded; c += 16) store(values + c, load(values + c) * all(kept[0]));
+    for (int64_t c = 0; c < padded; c += 16) store(values + c, load(values + c) * kept);
 }
 
 // Folds the partial `next` into `fold`.

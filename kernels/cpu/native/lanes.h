@@ -180,6 +180,16 @@ inline int32_t sum_int(I a) {  // exact, so in any order
 #endif
 }
 
+inline float first_lane(F a) {
+#if defined(BATON_AVX512)
+    return _mm512_cvtss_f32(a);
+#elif defined(BATON_AVX2)
+    return _mm256_cvtss_f32(a.a);
+#else
+    return a.x[0];
+#endif
+}
+
 inline float float_from(uint32_t bits) { float x; std::memcpy(&x, &bits, 4); return x; }
 inline uint32_t bits_from(float x) { uint32_t b; std::memcpy(&b, &x, 4); return b; }
 
