@@ -18,13 +18,18 @@ from engine.messages import AddRequest, StepDone, ToFront
 class InProcessEngine:
     """Runs batches of greedy requests to their end."""
 
-    def __init__(self, model: str, num_threads: int) -> None:
+    def __init__(self, model: str, num_threads: int, core_ledger: str = "none") -> None:
         self._inbox = Inbox()
         self._answers: dict[str, list[int]] = defaultdict(list)
         self._open: set[str] = set()
         self._num_started = 0
         # Prompts repeat from round to round: without a prefix cache every round does the same work.
-        config = EngineConfig(model=model, num_threads=num_threads, enable_prefix_caching=False)
+        config = EngineConfig(
+            model=model,
+            num_threads=num_threads,
+            core_ledger=core_ledger,
+            enable_prefix_caching=False,
+        )
         self._core = assemble(config, self._inbox, self._hear)
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:

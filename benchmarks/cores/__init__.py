@@ -1,0 +1,1 @@
+"""`make bench-cores`: what two workers get of one machine's cores."""
