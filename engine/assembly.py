@@ -50,7 +50,6 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
         config.kernel_backend,
         config.dtype,
         config.num_threads,
-        config.device,
         core_ledger=config.core_ledger,
     )
     ops.use_backend(kernels.backend)

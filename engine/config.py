@@ -14,8 +14,7 @@ from core.worker_info import Role
 
 ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
 WEIGHT_FORMATS = ("auto", "expanded", "quantized")
-KERNEL_BACKENDS = ("auto", "cpu", "reference", "triton")
-DEVICES = ("cpu", "cuda")
+KERNEL_BACKENDS = ("auto", "cpu", "reference")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 HOST_MIN_STEP_TOKENS, HOST_MAX_STEP_TOKENS = 64, 2048
 
@@ -30,9 +29,8 @@ class EngineConfig:
     dtype: precision of activations and of expanded weights.
     weight_format: `quantized` keeps GGUF blocks, `expanded` dequantises them at load; `auto` keeps them where the
         kernels compute on them.
-    device: `cpu`, or `cuda` for the first GPU.
-    kernel_backend: code of the numeric operations: `cpu`, `reference`, `triton`; `auto` takes the fastest that is
-        there and right for `dtype`, and says which.
+    kernel_backend: code of the numeric operations: `cpu`, `reference`; `auto` takes the fastest that is there and
+        right for `dtype`, and says which.
     kv_cache_dtype: how the pool holds KV; `auto` is float16 beside weights that host kernels keep in blocks, else the
         activations' type; fp8 and int8 ones are smaller and lossier.
     block_size: tokens in a block, a multiple of the hash block size.
@@ -61,7 +59,6 @@ class EngineConfig:
     role: Role = Role.MIXED
     dtype: str = "float32"
     weight_format: str = "auto"
-    device: str = "cpu"
     kernel_backend: str = "auto"
     kv_cache_dtype: str = "auto"
     block_size: int = 16
@@ -85,7 +82,6 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, ACTIVATION_DTYPES)
         _check_choice("weight-format", self.weight_format, WEIGHT_FORMATS)
-        _check_choice("device", self.device, DEVICES)
         _check_choice("kernel-backend", self.kernel_backend, KERNEL_BACKENDS)
         kv_dtypes = ("auto", *KV_DTYPES, *KV_DTYPE_ALIASES)
         _check_choice("kv-cache-dtype", self.kv_cache_dtype, kv_dtypes)

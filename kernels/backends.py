@@ -12,14 +12,14 @@ from typing import Any
 from core.errors import ConfigError
 from kernels import reference
 
-_NAMES = ("auto", "cpu", "reference", "triton")
+_NAMES = ("auto", "cpu", "reference")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BackendChoice:
     """A backend to be given to `kernels.ops.use_backend`.
 
-    name: `cpu`, `reference` or `triton`.
+    name: `cpu` or `reference`.
     backend: the code.
     description: one phrase for logs and health: what runs and, where that was not asked for by name, why.
     keeps_blocks: whether quantised weights are best kept as they are.
@@ -39,19 +39,16 @@ def choose_backend(
     name: str,
     dtype: str,
     num_threads: int,
-    device: str = "cpu",
     variant: str = "",
     core_ledger: str = "none",
 ) -> BackendChoice:
-    """The backend for rows of `dtype` on `device`; ConfigError where the one that is named cannot run here.
+    """The backend for rows of `dtype`; ConfigError where the one that is named cannot run here.
 
     num_threads: of the host kernels; 0 takes every core that the ledger grants, one where there is no ledger.
     core_ledger: `auto`, `none` or a file, as `kernels.cpu.ledger.ledger_path` reads it.
     """
     if name not in _NAMES:
         raise ConfigError(f"--kernel-backend: {name!r} is unknown; known: {', '.join(_NAMES)}")
-    if device == "cuda" or name == "triton":
-        return _triton(name, device)
     if name == "reference":
         return BackendChoice("reference", reference, "reference (torch)")
     obstacle = _host_obstacle(dtype)
@@ -93,17 +90,3 @@ def _host_obstacle(dtype: str) -> str:
     except (OSError, ConfigError) as error:
         return str(error)
     return ""
-
-
-def _triton(name: str, device: str) -> BackendChoice:
-    if device != "cuda":
-        raise ConfigError("--kernel-backend: triton needs --device cuda")
-    if name not in ("auto", "triton"):
-        raise ConfigError(f"--kernel-backend: {name} cannot run on --device cuda; triton can")
-    try:
-        from kernels import triton
-    except ImportError as error:
-        raise ConfigError(
-            "--device: cuda needs the extra `triton`; install baton[triton]"
-        ) from error
-    return BackendChoice("triton", triton, "triton")

@@ -24,6 +24,7 @@ class WorkerPages:
         self._calls: PrefillCalls | None = None
         self._registration: Registration | None = None
         self._endpoint: HttpEndpoint | None = None
+        self._kernels = ""
         self.metrics = WorkerMetrics("", "")
 
     @property
@@ -43,9 +44,12 @@ class WorkerPages:
             raise ConfigError(f"--metrics-port: {host}:{port} cannot be bound: {reason}") from None
         self._endpoint = endpoint
 
-    def begin(self, info: WorkerInfo, calls: PrefillCalls, registration: Registration) -> None:
-        """The engine is ready: metrics get their labels."""
+    def begin(
+        self, info: WorkerInfo, calls: PrefillCalls, registration: Registration, kernels: str
+    ) -> None:
+        """The engine is ready: metrics get their labels. kernels: what runs the model, for /health."""
         self._calls = calls
+        self._kernels = kernels
         self._registration = registration
         cache_config = {
             "block_size": str(info.layout.block_size),
@@ -84,8 +88,8 @@ class WorkerPages:
             return _health("dead", state.error.message, HTTPStatus.SERVICE_UNAVAILABLE)
         if state.info is None:
             return _health("loading", "", HTTPStatus.SERVICE_UNAVAILABLE)
-        return _health("ok", "", HTTPStatus.OK)
+        return _health("ok", "", HTTPStatus.OK, kernels=self._kernels)
 
 
-def _health(status: str, message: str, code: HTTPStatus) -> Answer:
-    return Answer(msgspec.json.encode({"status": status, "message": message}), code)
+def _health(status: str, message: str, code: HTTPStatus, **details: str) -> Answer:
+    return Answer(msgspec.json.encode({"status": status, "message": message, **details}), code)

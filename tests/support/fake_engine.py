@@ -177,6 +177,7 @@ class FakeEngine:
                 transports=[TransportOffer("tcp", ["127.0.0.1:9"])],
                 bundle=BUNDLE,
                 rates=WorkerRates(1000.0, 5.0),
+                kernels="none",
             )
         )
         step_s = self.options.step_ms / 1000

@@ -6,6 +6,7 @@
 namespace {
 
 constexpr int64_t kBlockRows = 128;  // rows that share one pass over a panel
+constexpr int64_t kMostProducts = 32 << 20;  // multiplications of one tile of so many rows
 
 inline int64_t num_panels(const BatonWeight& w) { return (w.num_rows + 15) / 16; }
 inline int64_t scale_bytes(const BatonWeight& w) { return 16 * (w.half_scales ? 2 : 4); }
@@ -24,7 +25,9 @@ struct Cut {  // tiles of a product: row blocks, and ranges of panels
 inline Cut cut_product(const BatonWeight& w, int64_t rows) {
     const int64_t panels = num_panels(w), row_blocks = (rows + kBlockRows - 1) / kBlockRows;
     const int64_t wanted = row_blocks >= 16 ? 2 : 16 / row_blocks;  // enough tiles to share between threads
-    const int64_t size = (panels + wanted - 1) / wanted;
+    // A thread that has to give its core back finishes its tile first: that must not take a millisecond.
+    const int64_t bound = kMostProducts / (kBlockRows * 16 * w.num_columns) + 1;
+    const int64_t even = (panels + wanted - 1) / wanted, size = even < bound ? even : bound;
     return {row_blocks, size, (panels + size - 1) / size};
 }
 

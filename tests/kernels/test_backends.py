@@ -1,0 +1,41 @@
+"""Which backend runs: by name, by what is there, and never in silence."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.errors import ConfigError
+from kernels import reference
+from kernels.backends import choose_backend
+from kernels.cpu import binding
+
+
+def test_auto_takes_the_host_kernels_for_float32() -> None:
+    choice = choose_backend("auto", "float32", 1)
+    assert (choice.name, choice.keeps_blocks) == ("cpu", True)
+    assert choice.description.startswith("cpu (")
+
+
+def test_auto_says_why_it_takes_the_reference() -> None:
+    choice = choose_backend("auto", "bfloat16", 1)
+    assert (choice.name, choice.backend) == ("reference", reference)
+    assert "--dtype is bfloat16" in choice.description
+
+
+def test_without_a_built_library_auto_runs_the_reference_and_a_name_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(binding, "find_library", lambda: None)
+    choice = choose_backend("auto", "float32", 1)
+    assert choice.name == "reference"
+    assert "not built" in choice.description
+    with pytest.raises(ConfigError, match="compiler"):
+        choose_backend("cpu", "float32", 1)
+
+
+def test_what_cannot_run_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="'fast' is unknown; known: auto, cpu, reference"):
+        choose_backend("fast", "float32", 1)
+    with pytest.raises(ConfigError, match="float32, --dtype is float16"):
+        choose_backend("cpu", "float16", 1)
+    assert choose_backend("reference", "float16", 1).description == "reference (torch)"
