@@ -1,0 +1,1 @@
+"""What the precision of products' inputs costs, on a fixed text of the demo model."""
