@@ -1,5 +1,7 @@
-"""Prefill, one and eight streams: our engine as it runs by default (weights kept in blocks) and transformers' `generate`
-in float32, in turn, on the same file and as many threads."""
+"""Prefill, one and eight streams: our engine by its defaults and transformers' `generate` in float32, in turn.
+
+The same file and as many threads on both sides; by default the engine keeps a GGUF file's weights in blocks.
+"""
 
 from __future__ import annotations
 
