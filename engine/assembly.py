@@ -46,16 +46,7 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
 
     Raises ConfigError and ModelLoadError, each with one sentence.
     """
-    kernels = choose_backend(
-        config.kernel_backend,
-        config.dtype,
-        config.num_threads,
-        core_ledger=config.core_ledger,
-    )
-    ops.use_backend(kernels.backend)
-    # The kernels' own threads share the cores with whatever torch still does: there it is one thread.
-    torch.set_num_threads((config.num_threads or 1) if kernels.name == "reference" else 1)
-    send(EngineProgress(f"kernels: {kernels.description}"))
+    kernels = _use_kernels(config, send)
     send(EngineProgress(f"loading {config.model}"))
     source = resolve_source(config.model, config.revision)
     model = load_model(source, config.dtype, _weight_format(config, kernels))
@@ -137,6 +128,21 @@ def _movers(
     )
     receiver = TcpReceiver(life, storage.buffer, layout, inbox.post, transfer)
     return receiver, TcpSender(storage.buffer, layout, inbox.post, transfer)
+
+
+def _use_kernels(config: EngineConfig, send: Callable[[ToFront], None]) -> BackendChoice:
+    """Choose what this process computes with, put it in use and say what it is."""
+    kernels = choose_backend(
+        config.kernel_backend,
+        config.dtype,
+        config.num_threads,
+        core_ledger=config.core_ledger,
+    )
+    ops.use_backend(kernels.backend)
+    # The kernels' own threads share the cores with whatever torch still does: there it is one thread.
+    torch.set_num_threads((config.num_threads or 1) if kernels.name == "reference" else 1)
+    send(EngineProgress(f"kernels: {kernels.description}"))
+    return kernels
 
 
 def _weight_format(config: EngineConfig, kernels: BackendChoice) -> str:

@@ -29,7 +29,8 @@ def names(package):
     module = importlib.import_module(package)
     yield package
     for found in pkgutil.walk_packages(module.__path__, package + "."):
-        if not found.name.endswith(".__main__"):
+        # a program is not imported, and the native kernels are a library that no import loads
+        if not found.name.endswith((".__main__", "._native")):
             yield found.name
 
 imported = [importlib.import_module(name).__name__ for package in packages for name in names(package)]
