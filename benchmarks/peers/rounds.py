@@ -1,0 +1,77 @@
+"""Interleaved rounds: each peer in turn wakes, answers every workload on an idle machine, and is held again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.peers.client import ServerRefusedError
+from benchmarks.peers.idle import Watch, wait_idle
+from benchmarks.peers.peer import Peer
+from benchmarks.peers.processes import ServerDiedError
+from benchmarks.peers.workloads import Figures, Workload, warm_up
+
+MAX_ATTEMPTS = 6
+
+
+@dataclass
+class Record:
+    """Raw rounds by measure and peer, with what others took of the machine while each figure was taken."""
+
+    values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    foreign_shares: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    num_repeated: int = 0
+
+    def add(self, name: str, figures: Figures, foreign_share: float) -> None:
+        """Keep the figures of one workload."""
+        for measure, value in figures.items():
+            self.values.setdefault(measure, {}).setdefault(name, []).append(value)
+            shares = self.foreign_shares.setdefault(measure, {}).setdefault(name, [])
+            shares.append(round(foreign_share, 4))
+
+
+def run_rounds(peers: Mapping[str, Peer], chosen: Sequence[Workload], num_rounds: int) -> Record:
+    """All rounds. Peers are paused when this begins and when it ends; one that fails is left out from then on."""
+    record = Record()
+    names = list(peers)
+    for number in range(num_rounds):
+        start = number % max(1, len(names))
+        for name in names[start:] + names[:start]:
+            if name not in record.failures:
+                _take_turn(name, peers[name], chosen, number, record)
+        print(f"  round {number + 1} of {num_rounds}", flush=True)
+    return record
+
+
+def _take_turn(
+    name: str, peer: Peer, chosen: Sequence[Workload], number: int, record: Record
+) -> None:
+    peer.process.resume()
+    try:
+        peer.wait_ready()
+        warm_up(peer, random.Random(f"{number} {name}"))
+        for workload in chosen:
+            _measure(name, peer, workload, number, record)
+    except (ServerDiedError, ServerRefusedError, OSError, ValueError) as error:
+        record.failures[name] = f"round {number + 1}: {type(error).__name__}: {error}"
+        print(f"  {name} failed in {record.failures[name]}", flush=True)
+    finally:
+        peer.process.pause()
+
+
+def _measure(name: str, peer: Peer, workload: Workload, number: int, record: Record) -> None:
+    """One figure on an idle machine; a disturbed one is taken again, and the least disturbed of all counts."""
+    tries: list[tuple[float, Figures]] = []
+    for attempt in range(MAX_ATTEMPTS):
+        wait_idle(peer.process.pids)
+        chance = random.Random(f"{workload.name} {number} {attempt}")
+        with Watch(peer.process.pids) as watch:
+            figures = workload.run(peer, chance)
+        tries.append((watch.foreign_share, figures))
+        if not watch.is_disturbed:
+            break
+    record.num_repeated += len(tries) - 1
+    share, figures = min(tries, key=lambda tried: tried[0])
+    record.add(name, figures, share)
