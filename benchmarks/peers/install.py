@@ -131,7 +131,7 @@ def _build_llama_cpp() -> None:
 
 
 def _keep_tile_configuration(source: Path) -> None:
-    """Repair a crash: GCC 12's _tile_loadconfig says that it reads 8 bytes, so the stores to the other 56 are dropped."""
+    """Repair a crash: GCC 12's _tile_loadconfig says that it reads 8 bytes; stores to the other 56 are dropped."""
     call = "    _tile_loadconfig(&tc);"
     text = source.read_text()
     if text.count(call) != 1:

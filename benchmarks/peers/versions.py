@@ -24,7 +24,7 @@ def of_peers(peers: Iterable[str]) -> dict[str, str]:
 
 def _of(peer: str) -> str:
     if peer == "llama.cpp":
-        # The program names the commit of whatever repository surrounds its sources; the package's number is llama.cpp's own.
+        # The program names the commit of whatever repository surrounds its sources; the package's number is its own.
         return install.LLAMA_CPP
     pythons = {"openvino": install.openvino, "vllm": install.vllm}
     python = pythons.get(peer, lambda: Path(sys.executable))()
