@@ -26,6 +26,7 @@ from benchmarks.peers.catalogue import Entry
 from benchmarks.peers.idle import MAX_FOREIGN_SHARE
 from benchmarks.peers.peer import KV_TOKENS, NUM_THREADS, Peer
 from benchmarks.peers.rounds import run_rounds
+from benchmarks.peers.shared_machine import go_realtime, is_realtime, turn
 from benchmarks.peers.workloads import workloads
 
 HOW = (
@@ -40,6 +41,8 @@ def main() -> None:
     """Entry point."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     arguments = _parser().parse_args()
+    if arguments.realtime:
+        go_realtime()
     known = catalogue.entries(shlex.split(arguments.baton_args))
     names = arguments.peers or ",".join(dict.fromkeys(entry.peer for entry in known.values()))
     entries = catalogue.chosen(names, known)
@@ -48,7 +51,7 @@ def main() -> None:
     if arguments.accuracy:
         report.write(
             arguments.output or "peers-accuracy",
-            {"versions": _versions(entries), **accuracy.run(entries, logs)},
+            {"versions": _versions(entries), **accuracy.run(entries, logs, arguments.lock)},
         )
         return
     figures = _measure(arguments, entries, logs)
@@ -63,6 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--baton-args", default="", help="more arguments for `baton up`")
     parser.add_argument("--accuracy", action="store_true", help="the accuracy part, nothing else")
+    parser.add_argument("--lock", default="", help="file that others lock while they measure")
+    parser.add_argument(
+        "--realtime", action="store_true", help="keep other processes off the cores (needs root)"
+    )
     parser.add_argument("--output", default="", help="name of the file in benchmarks/results")
     return parser
 
@@ -74,18 +81,20 @@ def _measure(
     wanted = list(filter(None, arguments.workloads.split(","))) or [*known, "memory", "limits"]
     if unknown := set(wanted) - {*known, "memory", "limits"}:
         raise SystemExit(f"--workloads: unknown: {', '.join(unknown)}")
-    figures: dict[str, Any] = {"how": HOW, "versions": _versions(entries)}
+    how = HOW + ("; at real-time priority, since others used the machine" if is_realtime() else "")
+    figures: dict[str, Any] = {"how": how, "versions": _versions(entries)}
     if "limits" in wanted:
         from benchmarks.limits import measure
 
-        figures["limits"] = measure.run()
+        with turn(arguments.lock):
+            figures["limits"] = measure.run()
     chosen = [workload for name, workload in known.items() if name in wanted]
     if chosen:
         with _running(entries, logs) as peers:
-            record = run_rounds(peers, chosen, arguments.rounds)
+            record = run_rounds(peers, chosen, arguments.rounds, arguments.lock)
         figures |= tables.of_rounds(record, arguments.rounds)
     if "memory" in wanted:
-        weighed = memory.weigh_all(entries, logs)
+        weighed = memory.weigh_all(entries, logs, arguments.lock)
         figures["memory"] = weighed
         figures["torch_share_mib"] = memory.torch_share_mib()
         tables.of_memory(weighed, figures["torch_share_mib"])

@@ -17,6 +17,7 @@ from benchmarks import report
 from benchmarks.peers import models
 from benchmarks.peers.catalogue import Entry
 from benchmarks.peers.peer import Peer
+from benchmarks.peers.shared_machine import turn
 
 NUM_PROMPTS, NUM_TOKENS = 50, 64
 EOS_TOKEN_ID = 2
@@ -35,20 +36,21 @@ class Judged:
     gap: float | None
 
 
-def run(entries: Mapping[str, Entry], logs: Path) -> dict[str, Any]:
+def run(entries: Mapping[str, Entry], logs: Path, lock_path: str = "") -> dict[str, Any]:
     """Ask one entry after the other, judge, print and return."""
     text = ChatText()
     prompts = [text.prompt_ids(question) for question in _questions()]
     figures = {}
     for name, entry in entries.items():
-        peer = entry.start(name, logs)
-        try:
-            peer.wait_ready()
-            answers = [_answer(peer, prompt) for prompt in prompts]
-            simple = text.decode(_answer(peer, text.prompt_ids(SIMPLE_QUESTION)))
-        finally:
-            peer.process.stop()
-        judged = [judge(*pair) for pair in zip(prompts, answers, strict=True)]
+        with turn(lock_path):
+            peer = entry.start(name, logs)
+            try:
+                peer.wait_ready()
+                answers = [_answer(peer, prompt) for prompt in prompts]
+                simple = text.decode(_answer(peer, text.prompt_ids(SIMPLE_QUESTION)))
+            finally:
+                peer.process.stop()
+            judged = [judge(*pair) for pair in zip(prompts, answers, strict=True)]
         figures[name] = {**sum_up(judged), "simple_answer": simple}
         print(f"  judged {name}: {figures[name]['equal_share']:.0%} equal", flush=True)
     _print(figures)

@@ -16,18 +16,20 @@ from typing import Any
 from benchmarks.peers.catalogue import Entry
 from benchmarks.peers.peer import KV_TOKENS
 from benchmarks.peers.processes import pss_bytes
+from benchmarks.peers.shared_machine import turn
 from benchmarks.peers.workloads import fill
 
 MIB = 2**20
 _HOLD = "import sys; print(flush=True); sys.stdin.read()"
 
 
-def weigh_all(entries: Mapping[str, Entry], logs: Path) -> dict[str, Any]:
+def weigh_all(entries: Mapping[str, Entry], logs: Path, lock_path: str = "") -> dict[str, Any]:
     """MiB by entry, in total and by process; none of the entries may be running."""
     weighed: dict[str, Any] = {}
     for name, entry in entries.items():
         try:
-            weighed[name] = _weigh(name, entry, logs)
+            with turn(lock_path):
+                weighed[name] = _weigh(name, entry, logs)
         except (OSError, RuntimeError, ValueError) as error:
             weighed[name] = {"failed": f"{type(error).__name__}: {error}"}
         print(f"  memory of {name}: {weighed[name].get('total_mib', 'failed')} MiB", flush=True)

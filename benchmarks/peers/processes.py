@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.peers.idle import tree
+from benchmarks.peers.shared_machine import step_back
 
 STOP_TIMEOUT_S = 15.0
 _SIGNAL_AT_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG
@@ -46,7 +47,7 @@ class ServerProcess:
                 stderr=output,
                 env={**os.environ, **environment},
                 start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no locks
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - system calls only, no locks
             )
 
     @property
@@ -140,5 +141,6 @@ def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def _die_with_parent() -> None:
-    """In the child, before the program starts: SIGKILL when the benchmark dies without having stopped it."""
+    """In the child, before the program starts: SIGKILL when the benchmark dies; the priority of servers."""
     ctypes.CDLL(None).prctl(_SIGNAL_AT_PARENTS_DEATH, signal.SIGKILL)
+    step_back()
