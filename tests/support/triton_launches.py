@@ -138,12 +138,16 @@ EXAMPLES: dict[str, Callable[[], object]] = {
         for kind, num_rows in KINDS.items()
     },
     **{
-        f"attention {kind} of {head_dim}": partial(attend, "bfloat16", num_rows, head_dim)
+        f"attention {kind} {name} of {head_dim}": partial(attend, name, num_rows, head_dim)
+        for name in ("bfloat16", "fp8_e4m3", "int8_per_token_head")
         for head_dim in (64, 256)
         for kind, num_rows in KINDS.items()
     },
     **{
-        f"attention {kind} float32": partial(attend, "float32", num_rows, 128, torch.float32)
+        f"attention {kind} float32 of {head_dim}": partial(
+            attend, "float32", num_rows, head_dim, torch.float32
+        )
+        for head_dim in (64, 128, 256)
         for kind, num_rows in KINDS.items()
     },
     **{

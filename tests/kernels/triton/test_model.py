@@ -17,7 +17,7 @@ from tests.support.triton_device import IS_INTERPRETED, batch_invariance
 pytestmark = pytest.mark.skipif(
     not IS_INTERPRETED, reason="on a card gpu-check serves a model through the whole worker"
 )
-SEQUENCES = ([5, 9, 77, 3, 20, 31, 8, 90, 101, 64, 7, 12] * 2, [17, 4, 99, 50, 28])
+SEQUENCES = ([5, 9, 77, 3, 20, 31, 8, 90, 101, 64, 7, 12, 5, 6, 7, 8, 9, 10], [17, 4, 99])
 
 
 @contextmanager
@@ -33,11 +33,11 @@ def backend() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("kind", "changes"),
-    [("qwen3", {}), ("mistral", {"sliding_window": 7, "num_hidden_layers": 2})],
+    [("qwen3", {}), ("mistral", {"sliding_window": 7})],
 )
 def test_logits_equal_transformers(kind: str, changes: dict[str, int], tmp_path: Path) -> None:
     """Prefill of one sequence, then a step of the other's prefill beside a single row."""
-    model = tiny_model(kind, **changes)
+    model = tiny_model(kind, num_hidden_layers=2, **changes)
     loaded = load_model(resolve_source(str(save_folder(model, tmp_path))), "float32", "expanded")
     first, second = SEQUENCES
     with backend():
@@ -66,4 +66,4 @@ def test_bits_do_not_depend_on_company_or_chunks(
     with backend(), batch_invariance():
         whole = in_chunks(len(first), has_company=False)
         assert torch.equal(in_chunks(7, has_company=False), whole)
-        assert torch.equal(in_chunks(23, has_company=True), whole)
+        assert torch.equal(in_chunks(17, has_company=True), whole)
