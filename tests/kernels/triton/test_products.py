@@ -115,7 +115,7 @@ def test_embedding_of_blocks_is_exact(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", QUANTIZED_FORMATS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_linear_over_packed_blocks(name: str, dtype: torch.dtype) -> None:
     weight = blocks(name, dtype)
     packed = triton.pack(there(weight))
@@ -127,7 +127,7 @@ def test_linear_over_packed_blocks(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ["Q4_0", "Q2_K", "Q5_1", "Q6_K"])
 @pytest.mark.parametrize("num_rows", [1, 17, 70])
 def test_linear_of_many_rows_over_packed_blocks(name: str, num_rows: int) -> None:
-    """Every class of tiles, and edges in both directions."""
+    """Every class of tiles, and edges in both directions; float16, which keeps scales like bfloat16."""
     weight = blocks(name, torch.float16, MANY_OUTPUTS)
     check_product(exact_values(weight), triton.pack(there(weight)), num_rows, torch.float16, False)
 
