@@ -11,12 +11,15 @@ measured; every figure is taken on an idle machine, or again.
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ from benchmarks.peers import accuracy, catalogue, memory, tables, versions
 from benchmarks.peers.catalogue import Entry
 from benchmarks.peers.idle import MAX_FOREIGN_SHARE
 from benchmarks.peers.peer import KV_TOKENS, NUM_THREADS, Peer
-from benchmarks.peers.rounds import run_rounds
+from benchmarks.peers.rounds import Record, run_rounds
 from benchmarks.peers.shared_machine import go_realtime, is_realtime, turn
 from benchmarks.peers.workloads import workloads
 
@@ -91,7 +94,8 @@ def _measure(
     chosen = [workload for name, workload in known.items() if name in wanted]
     if chosen:
         with _running(entries, logs) as peers:
-            record = run_rounds(peers, chosen, arguments.rounds, arguments.lock)
+            keep = partial(_keep, logs / "rounds.json")
+            record = run_rounds(peers, chosen, arguments.rounds, keep, arguments.lock)
         figures |= tables.of_rounds(record, arguments.rounds)
     if "memory" in wanted:
         weighed = memory.weigh_all(entries, logs, arguments.lock)
@@ -99,6 +103,10 @@ def _measure(
         figures["torch_share_mib"] = memory.torch_share_mib()
         tables.of_memory(weighed, figures["torch_share_mib"])
     return figures
+
+
+def _keep(path: Path, record: Record) -> None:
+    path.write_text(json.dumps(asdict(record), indent=1))
 
 
 @contextmanager

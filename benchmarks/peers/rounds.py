@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.peers.client import ServerRefusedError
@@ -36,9 +36,16 @@ class Record:
 
 
 def run_rounds(
-    peers: Mapping[str, Peer], chosen: Sequence[Workload], num_rounds: int, lock_path: str = ""
+    peers: Mapping[str, Peer],
+    chosen: Sequence[Workload],
+    num_rounds: int,
+    keep: Callable[[Record], None],
+    lock_path: str = "",
 ) -> Record:
-    """All rounds. Peers are paused when this begins and when it ends; one that fails is left out from then on."""
+    """All rounds. Peers are paused when this begins and when it ends; one that fails is left out from then on.
+
+    keep: called after every round with what there is, so that an interrupted run is not lost.
+    """
     record = Record()
     names = list(peers)
     for number in range(num_rounds):
@@ -47,6 +54,7 @@ def run_rounds(
             if name not in record.failures:
                 with turn(lock_path):
                     _take_turn(name, peers[name], chosen, number, record)
+        keep(record)
         print(f"  round {number + 1} of {num_rounds}", flush=True)
     return record
 

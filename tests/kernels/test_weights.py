@@ -122,7 +122,6 @@ def check_product(actual: Tensor, inputs: Tensor, values: np.ndarray, bias: Tens
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_inputs", [1, 5])
 def test_products_in_half_precision(dtype: torch.dtype, num_inputs: int) -> None:
-    torch.manual_seed(num_inputs)
     channels, groups = channel_weight(24, 128), group_weight(24, 128, 32, has_zeros=True)
     for weight in (
         ChannelWeight(channels.values, channels.scales, dtype),

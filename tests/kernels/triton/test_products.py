@@ -98,11 +98,6 @@ def check_product(
     assert bool((error <= allowed).all()), float((error - allowed).max())
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(11)
-
-
 # ---------------------------------------------------------------- blocks
 
 
