@@ -20,6 +20,9 @@ for name, value in {
     "HF_HUB_OFFLINE": "1",
 }.items():
     os.environ.setdefault(name, value)
+# Read when triton is first imported, which transformers does too: so it is chosen before any test module is.
+if os.environ.get("BATON_KERNEL_DEVICE", "cpu") == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # Other processes share the cores: how long one example takes says nothing about the code.
 settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])

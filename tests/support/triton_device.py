@@ -1,6 +1,6 @@
 """Where the tests of kernels/triton run: in the interpreter, or on the card that BATON_KERNEL_DEVICE=cuda names.
 
-The interpreter is chosen when triton's kernels are first imported, so this is imported before any of them.
+tests/conftest.py makes triton use its interpreter before anything imports it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from torch import Tensor
 
 DEVICE = torch.device(os.environ.get("BATON_KERNEL_DEVICE", "cpu"))
 IS_INTERPRETED = DEVICE.type == "cpu"
-if IS_INTERPRETED:
-    os.environ["TRITON_INTERPRET"] = "1"
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Absolute and relative, of a result of each type: two units in the last place of the half types."""

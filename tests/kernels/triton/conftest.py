@@ -1,10 +1,9 @@
-"""These tests need triton, and choose its interpreter before anything of it is imported."""
+"""These tests need triton, whose interpreter tests/conftest.py has chosen."""
 
 from collections.abc import Iterator
 
 import pytest
 
-import tests.support.triton_device  # noqa: F401  first: it chooses the interpreter
 from tests.support.poison import poisoned_memory
 
 pytest.importorskip("triton", reason="needs the extra `triton`, which exists for Linux only")
