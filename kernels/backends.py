@@ -74,7 +74,7 @@ def _host(num_threads: int, variant: str, core_ledger: str) -> BackendChoice:
     # Threads of workers that do not know of each other get in each other's way: without a ledger one is safe.
     threads = num_threads or (num_usable_cores() if ledger else 1)
     backend = HostBackend(threads, variant, ledger)
-    return BackendChoice("cpu", backend, backend.description + obstacle, True, "int12", "float16")
+    return BackendChoice("cpu", backend, backend.description + obstacle, True, "int16", "float16")
 
 
 def _host_obstacle(dtype: str) -> str:

@@ -38,8 +38,8 @@ ROUNDINGS: dict[str, Rounding] = {
     "8 bits by 32": to_levels(127, 32),
     "8 bits by 64": to_levels(127, 64),
     "8 bits by row": to_levels(127),
-    "12 bits by 32": to_levels(2039, 32),  # as the host kernels do
-    "16 bits by row": to_levels(32767),
+    "12 bits by 32": to_levels(2039, 32),
+    "16 bits by row": to_levels(32639),  # as the host kernels do
     "bfloat16": to_bfloat16,
 }
 

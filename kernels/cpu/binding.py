@@ -41,6 +41,7 @@ class WeightKind(IntEnum):
     DENSE_BF16 = 2
     QUANT_4 = 3
     QUANT_8 = 4
+    WHOLE_4 = 5
 
 
 class KvType(IntEnum):
@@ -60,7 +61,7 @@ ROWS_TOKENS, ROWS_WANTED = 0, 1
 class Rows(ctypes.Structure):
     """BatonRows."""
 
-    _fields_ = [("data", c_void_p), ("stride", c_int64)]
+    _fields_ = [("data", c_void_p), ("stride", c_int64), ("thread_stride", c_int64)]
 
 
 class QuantRows(ctypes.Structure):
@@ -70,8 +71,9 @@ class QuantRows(ctypes.Structure):
         ("values", c_void_p),
         ("scales", c_void_p),
         ("sums", c_void_p),
-        ("weighted", c_void_p),
         ("width", c_int64),
+        ("thread_rows", c_int64),
+        ("thread_width", c_int64),
     ]
 
 
@@ -80,6 +82,7 @@ class NativeWeight(ctypes.Structure):
 
     _fields_ = [
         ("data", c_void_p),
+        ("row_scales", c_void_p),
         ("num_rows", c_int64),
         ("num_columns", c_int64),
         ("kind", c_int32),
@@ -125,6 +128,7 @@ class Step(ctypes.Structure):
         ("query_start", c_void_p),
         ("seq_lens", c_void_p),
         ("wanted", c_void_p),
+        ("joined_rows", c_int64),
     ]
 
 

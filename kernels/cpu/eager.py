@@ -47,14 +47,14 @@ class _Tensors:
     def rows(self, place: Place | None) -> Rows:
         """See Memory.rows."""
         if place is None:
-            return Rows(None, 0)
+            return Rows()
         base = self._tensors[id(place.buffer)].data_ptr()
         return Rows(base + 4 * place.column, place.buffer.width)
 
     def quant_rows(self, buffer: QuantBuffer | None) -> QuantRows:
         """See Memory.quant_rows."""
         if buffer is None:
-            return QuantRows(None, None, None, None, 0)
+            return QuantRows()
         if id(buffer) not in self._quants:
             self._quants[id(buffer)] = QuantMemory(self._num_rows, buffer.width)
         return self._quants[id(buffer)].rows(buffer.width)

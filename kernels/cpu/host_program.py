@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.cpu.arguments import arguments_of
 from kernels.cpu.binding import ROWS_WANTED, Instruction, QuantRows, Rows, Step
-from kernels.cpu.lowering import Lowered, QuantBuffer, lower
+from kernels.cpu.lowering import LEAST_JOINED, MOST_JOINED, Lowered, QuantBuffer, lower
 from kernels.cpu.places import Place
 from kernels.cpu.quant_memory import LEAST_ROWS, QuantMemory
 from kernels.cpu.team import Team
@@ -24,6 +24,9 @@ from kernels.recording import Recording
 from kernels.step import StepMetadata
 
 _LEAST_WANTED = 8
+_OWN_ROWS = 128
+"""Of one thread: a tile of joined operations and a last one's rest. Steps of no more rows are not joined."""
+_STEP_ROWS = 16
 
 
 class HostProgram:
@@ -32,7 +35,8 @@ class HostProgram:
     def __init__(self, recording: Recording, team: Team) -> None:
         self._lowered = lower(recording)
         self._team = team
-        self._memory = _Memory(self._lowered, LEAST_ROWS, _LEAST_WANTED)
+        self._own = _OwnMemory(self._lowered, team.num_threads)
+        self._memory = _Memory(self._lowered, self._own, LEAST_ROWS, _LEAST_WANTED)
         self._instructions, self._keep = _assemble(self._lowered, self._memory)
 
     def run(
@@ -65,6 +69,7 @@ class HostProgram:
             starts.ctypes.data,
             lengths.ctypes.data,
             wanted.data_ptr(),
+            joined_rows(num_tokens, self._team.num_threads, self._lowered.most_joined),
         )
         if on_mark is None:
             self._team.run(self._instructions, len(self._instructions), step)
@@ -78,38 +83,74 @@ class HostProgram:
         if num_tokens <= memory.num_rows and num_wanted <= memory.num_wanted:
             return
         rows = max(num_tokens, memory.num_rows)
-        self._memory = _Memory(self._lowered, rows, max(num_wanted, memory.num_wanted))
+        most_wanted = max(num_wanted, memory.num_wanted)
+        self._memory = _Memory(self._lowered, self._own, rows, most_wanted)
         self._instructions, self._keep = _assemble(self._lowered, self._memory)
+
+
+def joined_rows(num_tokens: int, num_threads: int, most_joined: int) -> int:
+    """Rows of a tile of joined operations: those that let the threads end together; 0: not joined."""
+    if not most_joined or num_tokens <= _OWN_ROWS:
+        return 0
+
+    def longest(
+        size: int,
+    ) -> int:  # rows of the thread with most tiles; a rest of few rows joins the last tile
+        tiles = (num_tokens + size - _STEP_ROWS) // size
+        return -(-tiles // num_threads) * size
+
+    sizes = range(LEAST_JOINED, most_joined + 1, _STEP_ROWS)
+    return min(sizes, key=lambda size: (longest(size), -size))
+
+
+class _OwnMemory:
+    """What each thread has for itself: room for _OWN_ROWS rows. Steps that are not joined use the first thread's."""
+
+    def __init__(self, lowered: Lowered, num_threads: int) -> None:
+        self.num_rows = num_threads * _OWN_ROWS
+        self.thread_floats = lowered.own_floats * _OWN_ROWS
+        self.rows = torch.empty(num_threads * self.thread_floats)
 
 
 class _Memory:
     """Row memory: every buffer is `[rows, width]` at its offset times the number of rows."""
 
-    def __init__(self, lowered: Lowered, num_rows: int, num_wanted: int) -> None:
+    def __init__(
+        self, lowered: Lowered, own_memory: _OwnMemory, num_rows: int, num_wanted: int
+    ) -> None:
         self.num_rows, self.num_wanted = num_rows, num_wanted
         wanted = {id(p.buffer): p.buffer for n in lowered.nodes for p in n.places.values()}
         own = [b for b in wanted.values() if b.row_count == ROWS_WANTED]
+        self._own = own_memory
         self._rows = torch.empty(lowered.row_floats * num_rows)
         # Rows that are wanted are few and wide (logits): they have memory of their own.
         self._wanted = {id(b): torch.empty(num_wanted, b.width) for b in own}
         spare = max(num_rows, num_wanted, LEAST_ROWS)
-        self._quants = [QuantMemory(spare, width) for width in lowered.quant_widths]
+        self._quants = [
+            QuantMemory(own_memory.num_rows, slot.width, _OWN_ROWS)
+            if slot.is_own
+            else QuantMemory(spare, slot.width)
+            for slot in lowered.quants
+        ]
 
     def rows(self, place: Place | None) -> Rows:
         """See Memory.rows."""
         if place is None:
-            return Rows(None, 0)
+            return Rows()
         buffer = place.buffer
         if buffer.row_count == ROWS_WANTED:
-            base = self._wanted[id(buffer)].data_ptr()
-        else:
-            base = self._rows.data_ptr() + 4 * buffer.offset * self.num_rows
-        return Rows(base + 4 * place.column, buffer.width)
+            return Rows(self._wanted[id(buffer)].data_ptr() + 4 * place.column, buffer.width, 0)
+        memory, num_rows, thread_stride = self._rows, self.num_rows, 0
+        if buffer.is_own:
+            memory, num_rows = self._own.rows, _OWN_ROWS
+            thread_stride = self._own.thread_floats
+        base = memory.data_ptr() + 4 * (buffer.offset * num_rows + place.column)
+        return Rows(base, buffer.width, thread_stride)
 
     def quant_rows(self, buffer: QuantBuffer | None) -> QuantRows:
         """See Memory.quant_rows."""
         if buffer is None:
-            return QuantRows(None, None, None, None, 0)
+            return QuantRows()
         return self._quants[buffer.slot].rows(buffer.width)
 
     def view(self, place: Place, num_rows: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 What is decided here: which buffers share memory, and where the quantised copy of a product's inputs is made. It is
 made by the operation that gave the inputs (norm or gate) where that is possible, and the plain rows are then not
-stored at all when nobody else reads them.
+stored at all when nobody else reads them. And whether a step of many rows joins its row-wise operations (team.h): that
+needs tiles that a thread is done with soon, so it is for models whose products are small.
 """
 
 from __future__ import annotations
@@ -12,18 +13,25 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels.cpu.binding import Op
+from kernels.cpu.binding import ROWS_TOKENS, Op
 from kernels.cpu.packing import HostStack, HostWeight, pack
 from kernels.cpu.places import BufferTable, Place
 from kernels.recording import Call, Recording
 from kernels.weights import Weight
+
+LEAST_JOINED, MOST_JOINED = 48, 112
+"""Rows that one thread takes through joined operations: enough to share the reading of weights, few enough for its cache."""
+_MOST_PRODUCTS = 256 << 20
+"""Multiplications of one tile of joined operations: about a millisecond, after which a thread may give its core back."""
+_CUTS = ("paged_attention", "take_rows")
 
 
 @dataclass(slots=True, eq=False)
 class QuantBuffer:
     """Quantised rows of `width` columns, made by call `first` and used until call `last`.
 
-    Those whose lives do not meet may lie in the same memory: `slot` numbers the pieces.
+    Those whose lives do not meet may lie in the same memory: `slot` numbers the pieces. is_own: whether that is
+    the threads' own.
     """
 
     width: int
@@ -31,6 +39,15 @@ class QuantBuffer:
     first: int
     last: int
     slot: int = -1
+    is_own: bool = False
+
+
+@dataclass(slots=True)
+class QuantSlot:
+    """Memory for quantised rows of up to `width` columns."""
+
+    width: int
+    is_own: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -49,15 +66,18 @@ class Lowered:
     """A program for any number of rows.
 
     nodes: its instructions.
-    quant_widths: columns of each piece of memory for quantised rows.
-    row_floats: floats of row memory that one row needs.
+    quants: the pieces of memory for quantised rows.
+    row_floats, own_floats: floats of shared and of a thread's own memory that one row needs.
     output: where the last result lies.
+    most_joined: rows that may be taken together through a phase's row-wise operations; 0: they are not joined.
     """
 
     nodes: list[Node]
-    quant_widths: list[int]
+    quants: list[QuantSlot]
     row_floats: int
+    own_floats: int
     output: Place
+    most_joined: int
 
 
 def host_parts(weight: Weight) -> tuple[HostWeight, ...]:
@@ -84,27 +104,51 @@ class _Lowering:
         self._maker: dict[int, Node] = {}  # id of a buffer -> the node that can quantise it
         self._plain_uses: dict[int, int] = {}  # id of a buffer -> reads of its plain rows
         self._at = 0
+        self._phases: list[int] = []  # of each call
+        self._products: dict[int, int] = {}  # of each phase, for one row
 
     def run(self) -> Lowered:
+        phase = 0
         for at, call in enumerate(self._recording.calls):
             self._at = at
+            cuts = call.name in _CUTS
+            self._phases.append(phase + cuts)
+            phase += 2 * cuts
             getattr(self, f"_{call.name}")(call)
         output = self._use(self._recording.output)
         self._drop_unread_rows()
-        return Lowered(self._nodes, self._assign_slots(), self._table.assign(), output)
+        most_joined = min(_MOST_PRODUCTS // max(self._products.values(), default=1), MOST_JOINED)
+        if most_joined < LEAST_JOINED:
+            self._phases, most_joined = [], 0
+        slots = self._assign_slots()
+        row_floats, own_floats = self._table.assign(self._phases)
+        return Lowered(self._nodes, slots, row_floats, own_floats, output, most_joined)
 
-    def _assign_slots(self) -> list[int]:
-        widths: list[int] = []
+    def _assign_slots(self) -> list[QuantSlot]:
+        slots: list[QuantSlot] = []
         ends: list[int] = []
         for buffer in sorted(self._quants, key=lambda b: b.first):
-            free = [slot for slot, end in enumerate(ends) if end < buffer.first]
-            buffer.slot = free[0] if free else len(ends)
+            buffer.is_own = self._is_own(buffer)
+            first, last = buffer.first, buffer.last
+            if self._phases and not buffer.is_own:
+                first, last = self._phases[first], self._phases[last]
+            free = [
+                number
+                for number, (slot, end) in enumerate(zip(slots, ends, strict=True))
+                if end < first and slot.is_own == buffer.is_own
+            ]
+            buffer.slot = free[0] if free else len(slots)
             if not free:
-                widths.append(0)
+                slots.append(QuantSlot(0, buffer.is_own))
                 ends.append(0)
-            widths[buffer.slot] = max(widths[buffer.slot], buffer.width)
-            ends[buffer.slot] = buffer.last
-        return widths
+            slots[buffer.slot].width = max(slots[buffer.slot].width, buffer.width)
+            ends[buffer.slot] = last
+        return slots
+
+    def _is_own(self, buffer: QuantBuffer) -> bool:
+        if not self._phases or buffer.row_count != ROWS_TOKENS:
+            return False
+        return self._phases[buffer.first] == self._phases[buffer.last]
 
     def _drop_unread_rows(self) -> None:
         for node in self._nodes:
@@ -177,6 +221,10 @@ class _Lowering:
             node = self._add(Op.PRODUCT, out.buffer.row_count, places, **constants)
             node.quantised = quantised
             first += num_rows
+            if out.buffer.row_count == ROWS_TOKENS:
+                phase = self._phases[self._at]
+                done = self._products.get(phase, 0) + num_rows * part.native.num_columns
+                self._products[phase] = done
 
     def _quantised(self, tensor: Tensor, place: Place) -> QuantBuffer:
         """The quantised copy of a product's inputs, made now or by the node that gave them."""

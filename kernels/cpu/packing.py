@@ -3,6 +3,10 @@
 A quantised panel holds, for each group of columns, its quants and then 16 scales (and 16 minima): one stream of memory
 for a product of few rows, one tile of the matrix units for a product of many. Quants are bytes [4 columns' quads, 16
 outputs, 4 columns]; two quads share a byte where four bits are enough.
+
+Four-bit weights whose groups have 32 columns become whole numbers with one scale an output: slope * (quant - 8) + middle,
+rounded so that they reach 8,191. Their products need no scale before the end. What the rounding costs is in
+docs/decisions/0005.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from core.errors import ConfigError
 from kernels.cpu.binding import NativeWeight, WeightKind
 from kernels.gguf_quants import Quants, unpack
 from kernels.weights import (
@@ -29,6 +34,8 @@ from kernels.weights import (
 PANEL = 16  # outputs
 _CHUNK_PANELS = 64  # bounds the temporaries of one pass
 _INT8_GROUP = 32
+_WHOLE_GROUP = 32
+_WHOLE_LEVELS = 8183  # 8 * half + half below 8191: slope and middle are both rounded
 
 _DENSE_KINDS = {
     torch.float32: WeightKind.DENSE_F32,
@@ -39,10 +46,14 @@ _DENSE_KINDS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostWeight:
-    """A packed weight. data: its panels; native: what the kernels are given, pointing into data."""
+    """A packed weight.
+
+    data: its panels. row_scales: `[num_rows]` of whole weights. native: what the kernels are given, pointing into both.
+    """
 
     data: Tensor
     native: NativeWeight
+    row_scales: Tensor | None = None
 
     @property
     def is_quantised(self) -> bool:
@@ -85,23 +96,35 @@ def _pack_dense(values: Tensor) -> HostWeight:
         padded = _padded(rows)  # [panels of the chunk * 16, num_columns]
         chunk = padded.view(-1, PANEL, num_columns).transpose(1, 2)
         data[first : first + _CHUNK_PANELS] = chunk
-    kind = _DENSE_KINDS[values.dtype]
-    return HostWeight(data, NativeWeight(data.data_ptr(), num_rows, num_columns, kind, 0, 0, 0, 0))
+    native = NativeWeight(
+        data=data.data_ptr(),
+        num_rows=num_rows,
+        num_columns=num_columns,
+        kind=_DENSE_KINDS[values.dtype],
+    )
+    return HostWeight(data, native)
 
 
 def _pack_quants(weight: BlockWeight | ChannelWeight | GroupWeight) -> HostWeight:
     num_rows, num_columns = weight.shape
     num_panels = -(-num_rows // PANEL)
     data: Tensor | None = None
+    row_scales = torch.zeros(num_rows)
     for first in range(0, num_panels, _CHUNK_PANELS):
-        quants = _quants_of(weight, first * PANEL, min((first + _CHUNK_PANELS) * PANEL, num_rows))
-        chunk = _panels(quants)  # [panels, groups, group_bytes]
+        last = min((first + _CHUNK_PANELS) * PANEL, num_rows)
+        quants = _quants_of(weight, first * PANEL, last)
+        is_whole = quants.bits <= 4 and quants.group == _WHOLE_GROUP
+        if is_whole:
+            chunk, row_scales[first * PANEL : last] = _whole_panels(quants)
+        else:
+            chunk = _panels(quants)  # [panels, groups, group_bytes]
         if data is None:
             data = torch.zeros(num_panels, *chunk.shape[1:], dtype=torch.uint8)
         data[first : first + chunk.shape[0]] = chunk
     assert data is not None, "a weight has rows"
     native = NativeWeight(
         data=data.data_ptr(),
+        row_scales=row_scales.data_ptr() if is_whole else None,
         num_rows=num_rows,
         num_columns=num_columns,
         kind=WeightKind.QUANT_4 if quants.bits <= 4 else WeightKind.QUANT_8,
@@ -110,7 +133,9 @@ def _pack_quants(weight: BlockWeight | ChannelWeight | GroupWeight) -> HostWeigh
         has_min=quants.least is not None,
         half_scales=quants.has_half_scales,
     )
-    return HostWeight(data, native)
+    if is_whole:
+        native.kind = WeightKind.WHOLE_4
+    return HostWeight(data, native, row_scales if is_whole else None)
 
 
 def _quants_of(weight: BlockWeight | ChannelWeight | GroupWeight, first: int, last: int) -> Quants:
@@ -136,18 +161,44 @@ def _quants_of(weight: BlockWeight | ChannelWeight | GroupWeight, first: int, la
 
 def _panels(quants: Quants) -> Tensor:
     """`[panels, groups, group_bytes]` uint8."""
+    parts = [_quads(quants)]
+    dtype = torch.float16 if quants.has_half_scales else torch.float32
+    for numbers in (quants.scales, quants.least):
+        if numbers is not None:
+            parts.append(_lanes(numbers.to(dtype)).view(torch.uint8))
+    return torch.cat(parts, dim=2)
+
+
+def _whole_panels(quants: Quants) -> tuple[Tensor, Tensor]:
+    """The same for whole weights, and the scale of each row."""
+    scales = quants.scales
+    middle = scales * (8 - quants.offset)  # what a quant of 8 stands for
+    if quants.least is not None:
+        middle = middle + quants.least
+    reach = torch.maximum((middle - 8 * scales).abs(), (middle + 7 * scales).abs()).amax(1)
+    if not bool(torch.isfinite(reach).all()):
+        raise ConfigError("weight: a scale of its quantised blocks is not a finite number")
+    row_scales = reach / _WHOLE_LEVELS
+    inverse = torch.where(row_scales > 0, 1 / row_scales, 0.0)[:, None]
+    slopes, middles = (numbers.mul(inverse).round().to(torch.int16) for numbers in (scales, middle))
+    pairs = torch.stack((_lanes(slopes), _lanes(middles)), dim=3)  # [panels, groups, 16, 2]
+    return torch.cat((_quads(quants), pairs.flatten(2).view(torch.uint8)), dim=2), row_scales
+
+
+def _quads(quants: Quants) -> Tensor:
+    """The quants of every panel and group: `[panels, groups, bytes]`."""
     values, group = _padded(quants.values), quants.group
     num_panels, num_groups = values.shape[0] // PANEL, values.shape[1] // group
     quads = values.view(num_panels, PANEL, num_groups, group // 4, 4).permute(0, 2, 3, 1, 4)
     if quants.bits <= 4:
         quads = quads[:, :, 0::2] | (quads[:, :, 1::2] << 4)
-    parts = [quads.reshape(num_panels, num_groups, -1)]
-    dtype = torch.float16 if quants.has_half_scales else torch.float32
-    for numbers in (quants.scales, quants.least):
-        if numbers is not None:
-            lanes = _padded(numbers).view(num_panels, PANEL, num_groups).transpose(1, 2)
-            parts.append(lanes.to(dtype).contiguous().view(torch.uint8))
-    return torch.cat(parts, dim=2)
+    return quads.reshape(num_panels, num_groups, -1)
+
+
+def _lanes(numbers: Tensor) -> Tensor:
+    """A number for each row and group `[num_rows, groups]` as `[panels, groups, 16]`."""
+    padded = _padded(numbers)
+    return padded.view(-1, PANEL, padded.shape[1]).transpose(1, 2).contiguous()
 
 
 def _padded(rows: Tensor) -> Tensor:

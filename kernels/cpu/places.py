@@ -1,11 +1,15 @@
 """Where a recorded tensor lies: a row buffer of the program's memory, a column to start at, a row's length.
 
 Buffers are named by the memory of the sample tensors. Each lives from its first to its last use; buffers that do not
-live at the same time share memory. Offsets are in floats for one row; a program of `capacity` rows multiplies them.
+live at the same time share memory. Offsets are in floats for one row; memory of many rows multiplies them.
+
+A program's calls fall into phases, cut by attention, which looks at other rows. What lives in one phase alone each thread
+can keep for itself, for a few rows at a time; only what passes from one to another needs room for every row of a step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -25,6 +29,7 @@ class Buffer:
     row_count: ROWS_TOKENS or ROWS_WANTED.
     first, last: positions of the calls that write it first and use it last.
     offset: floats from the start of the memory, for one row.
+    is_own: whether it lies in the threads' own memory.
     """
 
     width: int
@@ -32,6 +37,7 @@ class Buffer:
     first: int
     last: int
     offset: int = -1
+    is_own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +82,45 @@ class BufferTable:
             raise ConfigError(f"recording: rows of strides {tensor.stride()} are not served")
         return Place(buffer, int(tensor.storage_offset()), width, vectors)
 
-    def assign(self) -> int:
-        """Give every buffer its offset; returns the floats that one row needs."""
-        total = 0
-        placed: list[Buffer] = []
-        for buffer in sorted(self.buffers, key=lambda b: (-b.width, b.first)):
-            size = -(-buffer.width // _ALIGNMENT_FLOATS) * _ALIGNMENT_FLOATS
-            taken = sorted(
-                (other.offset, other.offset + -(-other.width // _ALIGNMENT_FLOATS) * 16)
-                for other in placed
-                if other.first <= buffer.last and buffer.first <= other.last
-            )
-            offset = 0
-            for start, end in taken:
-                if offset + size <= start:
-                    break
-                offset = max(offset, end)
-            buffer.offset = offset
-            placed.append(buffer)
-            total = max(total, offset + size)
-        return total
+    def assign(self, phases: Sequence[int]) -> tuple[int, int]:
+        """Give every buffer of the step's tokens its offset; returns the floats a row of shared and of own memory.
+
+        phases: of every call; empty where nothing is to be a thread's own.
+        """
+        buffers = [buffer for buffer in self.buffers if buffer.row_count == ROWS_TOKENS]
+        for buffer in buffers:
+            buffer.is_own = bool(phases) and phases[buffer.first] == phases[buffer.last]
+        own = [buffer for buffer in buffers if buffer.is_own]
+        shared = [buffer for buffer in buffers if not buffer.is_own]
+        # Rows of one phase are at different calls at the same time: what is shared lives for whole phases.
+        return _place(shared, phases), _place(own, ())
+
+
+def _place(buffers: Sequence[Buffer], phases: Sequence[int]) -> int:
+    """Offsets such that buffers that live in the same phase, or without phases at the same call, lie apart."""
+    life = {
+        id(b): (phases[b.first], phases[b.last]) if phases else (b.first, b.last) for b in buffers
+    }
+    total = 0
+    placed: list[Buffer] = []
+    for buffer in sorted(buffers, key=lambda b: (-b.width, b.first)):
+        size = _padded(buffer)
+        first, last = life[id(buffer)]
+        taken = sorted(
+            (other.offset, other.offset + _padded(other))
+            for other in placed
+            if life[id(other)][0] <= last and first <= life[id(other)][1]
+        )
+        offset = 0
+        for start, end in taken:
+            if offset + size <= start:
+                break
+            offset = max(offset, end)
+        buffer.offset = offset
+        placed.append(buffer)
+        total = max(total, offset + size)
+    return total
+
+
+def _padded(buffer: Buffer) -> int:
+    return -(-buffer.width // _ALIGNMENT_FLOATS) * _ALIGNMENT_FLOATS

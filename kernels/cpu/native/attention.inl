@@ -124,10 +124,13 @@ inline void load_values(const Layer& l, const int32_t* table, int64_t head, int6
     }
 }
 
-// out[M][16 NV] = or += left[M][K] * right[K] rows, one chain over K an element.
-template <int M, int NV, typename Right> inline void small_product(const float* left, int64_t left_stride, Right right, int64_t K, float* out, int64_t out_stride, bool adds) {
+// out[M][16 NV] = left[M][K] * right[K] rows, one chain over K an element; it begins with kept[M] * out where there is
+// `kept`, else with 0.
+template <int M, int NV, typename Right> inline void small_product(const float* left, int64_t left_stride, Right right, int64_t K, float* out, int64_t out_stride, const float* kept) {
     F sums[M][NV];
-    repeat<M>(BATON_EACH(m) { repeat<NV>(BATON_EACH(v) { sums[m][v] = adds ? load(out + m * out_stride + 16 * v) : all(0.0f); }); });
+    repeat<M>(BATON_EACH(m) {
+        repeat<NV>(BATON_EACH(v) { sums[m][v] = kept ? load(out + m * out_stride + 16 * v) * all(kept[m]) : all(0.0f); });
+    });
     for (int64_t k = 0; k < K; k++) {
         const float* row = right(k);
         F r[NV];
@@ -146,22 +149,23 @@ constexpr int kProductRows = 6, kProductVectors = 4;
 constexpr int kProductRows = 6, kProductVectors = 1;
 #endif
 
-template <int NV, typename Right> inline void product_columns(const float* left, int64_t left_stride, int64_t count, Right right, int64_t K, float* out, int64_t out_stride, bool adds) {
+template <int NV, typename Right> inline void product_columns(const float* left, int64_t left_stride, int64_t count, Right right, int64_t K, float* out, int64_t out_stride, const float* kept) {
     int64_t m = 0;
+    auto kept_at = [&](int64_t row) { return kept ? kept + row : nullptr; };
     for (; m + kProductRows <= count; m += kProductRows)
-        small_product<kProductRows, NV>(left + m * left_stride, left_stride, right, K, out + m * out_stride, out_stride, adds);
+        small_product<kProductRows, NV>(left + m * left_stride, left_stride, right, K, out + m * out_stride, out_stride, kept_at(m));
     for (; m + 3 <= count; m += 3)
-        small_product<3, NV>(left + m * left_stride, left_stride, right, K, out + m * out_stride, out_stride, adds);
+        small_product<3, NV>(left + m * left_stride, left_stride, right, K, out + m * out_stride, out_stride, kept_at(m));
     for (; m < count; m++)
-        small_product<1, NV>(left + m * left_stride, left_stride, right, K, out + m * out_stride, out_stride, adds);
+        small_product<1, NV>(left + m * left_stride, left_stride, right, K, out + m * out_stride, out_stride, kept_at(m));
 }
 
-template <typename Right> inline void multiply(const float* left, int64_t left_stride, int64_t count, Right right, int64_t K, float* out, int64_t out_stride, int64_t width, bool adds) {
+template <typename Right> inline void multiply(const float* left, int64_t left_stride, int64_t count, Right right, int64_t K, float* out, int64_t out_stride, int64_t width, const float* kept) {
     int64_t c = 0;
     for (; c + 16 * kProductVectors <= width; c += 16 * kProductVectors)
-        product_columns<kProductVectors>(left, left_stride, count, [&](int64_t k) { return right(k) + c; }, K, out + c, out_stride, adds);
+        product_columns<kProductVectors>(left, left_stride, count, [&](int64_t k) { return right(k) + c; }, K, out + c, out_stride, kept);
     for (; c < width; c += 16)
-        product_columns<1>(left, left_stride, count, [&](int64_t k) { return right(k) + c; }, K, out + c, out_stride, adds);
+        product_columns<1>(left, left_stride, count, [&](int64_t k) { return right(k) + c; }, K, out + c, out_stride, kept);
 }
 
 inline const F& lane_numbers() {
@@ -199,36 +203,54 @@ inline F capped(F score, float soft_cap) {
     return all(soft_cap) * (all(1.0f) - all(2.0f) / (e + all(1.0f)));
 }
 
-// One query's 64 scores to weights; its fold is rescaled. Positions outside [low, high) of the tile weigh nothing.
-inline void soften(const BatonAttend& a, float* scores, int64_t low, int64_t high, const Fold& fold, int64_t query, int64_t padded) {
+// Which of a tile's 64 positions a query sees.
+struct Seen {
+    int64_t low, high;  // [low, high)
+};
+
+// Scores as the softmax takes them, in place; returns their largest by lane.
+inline F weigh_scores(const BatonAttend& a, float* scores, Seen seen) {
     const F scale = all(a.scale);
     F s[4];
     repeat<4>(BATON_EACH(v) { s[v] = load(scores + 16 * v) * scale; });
     if (a.soft_cap > 0.0f) repeat<4>(BATON_EACH(v) { s[v] = capped(s[v], a.soft_cap); });
-    if (low > 0 || high < 64) {
-        const F minus_infinity = all(-INFINITY), first = all(static_cast<float>(low)), last = all(static_cast<float>(high));
+    if (seen.low > 0 || seen.high < 64) {
+        const F minus_infinity = all(-INFINITY), first = all(static_cast<float>(seen.low)), last = all(static_cast<float>(seen.high));
         repeat<4>(BATON_EACH(v) {
             const F number = lane_numbers() + all(16.0f * v);
             s[v] = where_less(number, first, minus_infinity, where_less(number, last, s[v], minus_infinity));
         });
     }
-    const float own = largest_lane(larger(larger(s[0], s[1]), larger(s[2], s[3])));
-    const float before = fold.largest[query], largest = before > own ? before : own;
-    const F top = all(largest);
+    repeat<4>(BATON_EACH(v) { store(scores + 16 * v, s[v]); });
+    return larger(larger(s[0], s[1]), larger(s[2], s[3]));
+}
+
+// exp(scores - top) in place; returns their sum by lane.
+inline F exponentials(float* scores, float top) {
+    F s[4];
     repeat<4>(BATON_EACH(v) {
-        s[v] = exponential_of_negative(s[v] - top);
+        s[v] = exponential_of_negative(load(scores + 16 * v) - all(top));
         store(scores + 16 * v, s[v]);
     });
-    const float sum = sum_lanes((s[0] + s[1]) + (s[2] + s[3]));
-    if (before == largest) {
-        fold.sums[query] += sum;
-        return;
+    return (s[0] + s[1]) + (s[2] + s[3]);
+}
+
+// Scores [count, 64] of queries from `first` to weights, each of which sees something. kept: what the values folded so
+// far are to be multiplied by, a number a query.
+template <typename SeenBy> inline void soften(const BatonAttend& a, float* scores, int64_t first, int64_t count, SeenBy seen_by, const Fold& fold, float* kept) {
+    alignas(64) float lanes[16 * 16] = {}, tops[16];
+    for (int64_t start = 0; start < count; start += 16) {
+        const int n = static_cast<int>(count - start < 16 ? count - start : 16);
+        float *own = scores + 64 * start, *largest = fold.largest + first + start, *sums = fold.sums + first + start;
+        for (int r = 0; r < n; r++) store(lanes + 16 * r, weigh_scores(a, own + 64 * r, seen_by(first + start + r)));
+        const F before = load_some(largest, n), top = larger(before, largest_rows(lanes));
+        const F by = exponential_of_negative(before - top);
+        store(tops, top);
+        store_some(largest, top, n);
+        store_some(kept + start, by, n);
+        for (int r = 0; r < n; r++) store(lanes + 16 * r, exponentials(own + 64 * r, tops[r]));
+        store_some(sums, load_some(sums, n) * by + sum_rows(lanes), n);
     }
-    const F kept = exponential_of_negative(all(before - largest));
-    fold.sums[query] = fold.sums[query] * first_lane(kept) + sum;
-    fold.largest[query] = largest;
-    float* values = fold.values + query * padded;
-    for (int64_t c = 0; c < padded; c += 16) store(values + c, load(values + c) * kept);
 }
 
 // Folds the partial `next` into `fold`.
@@ -284,7 +306,7 @@ inline TaskRows rows_of(const BatonStep& step, int64_t sequence, int64_t first_r
 }
 
 struct TileSpace {
-    float *queries, *keys, *scores, *value_space, *key_space;
+    float *queries, *keys, *scores, *value_space, *key_space, *kept;
 };
 
 // Folds the tile of positions [first, first + 64) into every row that sees some of it.
@@ -300,18 +322,17 @@ inline void fold_tile(const Layer& l, const AttendTask& task, const TaskRows& ro
     load_values(l, table, task.head, first, low, last + 1, space.value_space, values);
     const int64_t q = begin * l.group, count = (end - begin) * l.group;
     const float* keys = space.keys;
-    multiply(space.queries + q * l.dim, l.dim, count, [keys](int64_t k) { return keys + 64 * k; }, l.dim, space.scores, 64, 64, false);
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t own = rows.position + (q + i) / l.group;
-        const int64_t high = own + 1 - first < 64 ? own + 1 - first : 64;
-        const int64_t least = window && own - window + 1 > first ? own - window + 1 - first : 0;
-        soften(l.a, space.scores + 64 * i, least, high, fold, q + i, l.padded);
-    }
-    multiply(space.scores, 64, count, [&values](int64_t k) { return values[k]; }, 64, fold.values + q * l.padded, l.padded, l.padded, true);
+    multiply(space.queries + q * l.dim, l.dim, count, [keys](int64_t k) { return keys + 64 * k; }, l.dim, space.scores, 64, 64, nullptr);
+    auto seen_by = [&](int64_t query) {
+        const int64_t own = rows.position + query / l.group;
+        return Seen{window && own - window + 1 > first ? own - window + 1 - first : 0, own + 1 - first < 64 ? own + 1 - first : 64};
+    };
+    soften(l.a, space.scores, q, count, seen_by, fold, space.kept);
+    multiply(space.scores, 64, count, [&values](int64_t k) { return values[k]; }, 64, fold.values + q * l.padded, l.padded, l.padded, space.kept);
 }
 
 inline size_t attend_bytes(const Layer& l, int64_t queries) {
-    return sizeof(float) * (queries * (l.dim + 64 + 2 * l.padded + 4) + 64 * l.dim + (64 + 16) * l.padded) + 16 * 64;
+    return sizeof(float) * (queries * (l.dim + 64 + 2 * l.padded + 5) + 64 * l.dim + (64 + 16) * l.padded) + 16 * 64;
 }
 
 inline Fold take_fold(const Layer& l, int64_t queries, Scratch& scratch) {
@@ -344,7 +365,7 @@ inline void run_attend(const void* arguments, int64_t, const StepPlan& plan, int
     const int64_t queries = rows.count * l.group;
     scratch.reserve(attend_bytes(l, queries));
     const TileSpace space{scratch.take<float>(queries * l.dim), scratch.take<float>(64 * l.dim), scratch.take<float>(queries * 64),
-                          scratch.take<float>(64 * l.padded), scratch.take<float>(16 * l.padded)};
+                          scratch.take<float>(64 * l.padded), scratch.take<float>(16 * l.padded), scratch.take<float>(queries)};
     const int32_t* table = plan.step.tables + task.sequence * plan.step.table_stride;
     load_queries(l, task, rows, space.queries);
     const Fold whole = task.partial < 0 ? take_fold(l, queries, scratch) : partial_fold(l, plan, task.partial, queries);

@@ -8,20 +8,25 @@
 
 extern "C" {
 
-struct BatonRows {  // float32 rows; nullptr where an operation's output or input is absent
+// float32 rows; nullptr where an operation's output or input is absent. Where a step joins operations (Step.joined_rows)
+// thread t keeps the rows it is at in its own memory, t * thread_stride floats further on; 0: all threads share the rows.
+struct BatonRows {
     float* data;
     int64_t stride;
+    int64_t thread_stride;
 };
 
-// Rows quantised to 12 bits, [width] values a row, a scale for every 32 of them: value = scale * q, q = 16 * high + low
-// with signed bytes, |q| <= 2039. A row of `values` is 2 * width bytes in the order that the active variant reads (see
-// rows.inl). Sums are those of q by groups of 32, then by groups of 16, as integers and times their scale.
+// Rows quantised to 16 bits, one scale a row: value = scale * q, q = 256 * high + low with signed bytes, |q| <= 32639.
+// A row of `values` is its high bytes and then its low ones, each plane in whole 64 bytes, zeros behind the last column.
+// Sums are integers, for each group of 32 columns: -8 times the sums of its high and of its low bytes; both sums times
+// 65536; the sum of q; and that of each half of the group.
 struct BatonQuantRows {
-    int8_t* values;    // [rows, 2 * width]
-    float* scales;     // [rows, width / 32]
-    int32_t* sums;     // [rows, 3 * width / 32]
-    float* weighted;   // [rows, 3 * width / 32]
+    int8_t* values;  // [rows, 2, plane]
+    float* scales;   // [rows]
+    int32_t* sums;   // [rows, 7 * width / 32]
     int64_t width;
+    int64_t thread_rows;   // each thread's own memory holds so many rows of thread_width columns; 0: it is shared
+    int64_t thread_width;
 };
 
 enum BatonWeightKind : int32_t {
@@ -30,13 +35,16 @@ enum BatonWeightKind : int32_t {
     BATON_DENSE_BF16 = 2,
     BATON_QUANT_4 = 3,
     BATON_QUANT_8 = 4,
+    BATON_WHOLE_4 = 5,
 };
 
 // A matrix [num_rows, num_columns] in panels of 16 rows. Dense: [panels, num_columns, 16] elements. Quantised: for
 // each panel and group of columns its quants, 16 scales and, with has_min, 16 minima (float16 or float32):
-// w = scale * (quant - offset) + min.
+// w = scale * (quant - offset) + min. Whole: for each panel and group of 32 columns its quants and 16 pairs of 16-bit
+// numbers: w = scale[row] * (pair[0] * (quant - 8) + pair[1]), the integer in parentheses at most 8191 in size.
 struct BatonWeight {
     void* data;
+    const float* row_scales;  // [num_rows], whole weights only
     int64_t num_rows;
     int64_t num_columns;
     int32_t kind;
@@ -84,6 +92,7 @@ struct BatonStep {
     const int64_t* query_start;  // [num_sequences + 1]
     const int64_t* seq_lens;     // [num_sequences]
     const int64_t* wanted;       // [num_wanted] rows whose logits are asked for
+    int64_t joined_rows;         // rows that a thread takes through all row-wise operations in a row; 0: one by one
 };
 
 enum BatonOp : int32_t {

@@ -11,19 +11,19 @@
 namespace {
 
 const Operation kOperations[BATON_NUM_OPS] = {
-    {tiles_by_rows, run_embed},       // BATON_OP_EMBED
-    {tiles_by_rows, run_norm},        // BATON_OP_NORM
-    {tiles_of_product, run_product},  // BATON_OP_PRODUCT
-    {tiles_by_rows, run_angles},      // BATON_OP_ANGLES
-    {tiles_by_rows, run_rope},        // BATON_OP_ROPE
-    {tiles_by_rows, run_write_kv},    // BATON_OP_WRITE_KV
-    {tiles_of_attend, run_attend},    // BATON_OP_ATTEND
-    {tiles_of_merge, run_merge},      // BATON_OP_MERGE
-    {tiles_by_rows, run_gated},       // BATON_OP_GATED
-    {tiles_by_rows, run_quantise},    // BATON_OP_QUANTISE
-    {tiles_by_rows, run_take},        // BATON_OP_TAKE
-    {nullptr, nullptr},               // BATON_OP_MARK
-    {tiles_by_rows, run_argmax},      // BATON_OP_ARGMAX
+    {tiles_by_rows, run_by_rows<embed_rows>, embed_rows},       // BATON_OP_EMBED
+    {tiles_by_rows, run_by_rows<norm_rows>, norm_rows},         // BATON_OP_NORM
+    {tiles_of_product, run_product, product_rows},              // BATON_OP_PRODUCT
+    {tiles_by_rows, run_by_rows<angles_rows>, angles_rows},     // BATON_OP_ANGLES
+    {tiles_by_rows, run_by_rows<rope_rows>, rope_rows},         // BATON_OP_ROPE
+    {tiles_by_rows, run_by_rows<write_kv_rows>, write_kv_rows}, // BATON_OP_WRITE_KV
+    {tiles_of_attend, run_attend, nullptr},                     // BATON_OP_ATTEND
+    {tiles_of_merge, run_merge, nullptr},                       // BATON_OP_MERGE
+    {tiles_by_rows, run_by_rows<gated_rows>, gated_rows},       // BATON_OP_GATED
+    {tiles_by_rows, run_by_rows<quantise_rows>, quantise_rows}, // BATON_OP_QUANTISE
+    {tiles_by_rows, run_by_rows<take_rows>, nullptr},           // BATON_OP_TAKE
+    {nullptr, nullptr, nullptr},                                // BATON_OP_MARK
+    {tiles_by_rows, run_by_rows<argmax_rows>, nullptr},         // BATON_OP_ARGMAX
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Sixteen virtual lanes of float32 and int32, on AVX-512, AVX2 or plain C++.
 //
+// store_bytes takes numbers that fit a signed byte.
 // Every function works lane by lane and rounds as IEEE 754 says, so all three give equal bits; sums across lanes are
 // one fixed tree. A file that includes this is compiled once a variant, with floating-point contraction switched off.
 #pragma once
@@ -47,6 +48,9 @@ inline I operator+(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline I operator-(I a, I b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 inline I operator*(I a, I b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 template <int n> inline I shift_left(I a) { return {_mm512_slli_epi32(a.v, n)}; }
+template <int n> inline I shift_right(I a) { return {_mm512_srai_epi32(a.v, n)}; }
+inline void store_bytes(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v)); }
+inline I larger(I a, I b) { return {_mm512_max_epi32(a.v, b.v)}; }
 inline I bits_of(F a) { return {_mm512_castps_si512(a)}; }
 inline F from_bits(I a) { return _mm512_castsi512_ps(a.v); }
 inline void store_int(int32_t* p, I a) { _mm512_storeu_si512(p, a.v); }
@@ -85,6 +89,12 @@ inline I operator+(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_ep
 inline I operator-(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 inline I operator*(I x, I y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo_epi32(x.b, y.b)}; }
 template <int n> inline I shift_left(I x) { return {_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)}; }
+template <int n> inline I shift_right(I x) { return {_mm256_srai_epi32(x.a, n), _mm256_srai_epi32(x.b, n)}; }
+inline void store_bytes(int8_t* p, I x) {
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+inline I larger(I x, I y) { return {_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)}; }
 inline I bits_of(F x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
 inline F from_bits(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 inline void store_int(int32_t* p, I x) {
@@ -134,6 +144,9 @@ inline I operator+(I a, I b) { I r; BATON_LANES(wrap(int64_t(a.x[i]) + b.x[i]));
 inline I operator-(I a, I b) { I r; BATON_LANES(wrap(int64_t(a.x[i]) - b.x[i])); }
 inline I operator*(I a, I b) { I r; BATON_LANES(wrap(int64_t(a.x[i]) * b.x[i])); }
 template <int n> inline I shift_left(I a) { I r; BATON_LANES(static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) << n)); }
+template <int n> inline I shift_right(I a) { I r; BATON_LANES(a.x[i] >> n); }
+inline void store_bytes(int8_t* p, I a) { for (int i = 0; i < 16; i++) p[i] = static_cast<int8_t>(a.x[i]); }
+inline I larger(I a, I b) { I r; BATON_LANES(a.x[i] > b.x[i] ? a.x[i] : b.x[i]); }
 inline I bits_of(F a) { I r; std::memcpy(r.x, a.x, 64); return r; }
 inline F from_bits(I a) { F r; std::memcpy(r.x, a.x, 64); return r; }
 inline void store_int(int32_t* p, I a) { std::memcpy(p, a.x, 64); }
@@ -232,6 +245,42 @@ inline float largest_lane(F a) {
     for (int half = 8; half; half /= 2)
         for (int i = 0; i < half; i++) a.x[i] = a.x[i] > a.x[i + half] ? a.x[i] : a.x[i + half];
     return a.x[0];
+}
+#endif
+
+// sum_lanes and largest_lane of 16 vectors at `rows`, one a lane: the same trees, 16 at a time.
+#if defined(BATON_AVX512)
+template <typename Join> inline F join_rows(const float* rows, Join join) {
+    auto pd = [](F x) { return _mm512_castps_pd(x); };
+    auto ps = [](__m512d x) { return _mm512_castpd_ps(x); };
+    F eight[8], four[4], two[2];
+    repeat<8>(BATON_EACH(i) {
+        const F a = load(rows + 32 * i), b = load(rows + 32 * i + 16);
+        eight[i] = join(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    });
+    repeat<4>(BATON_EACH(i) {
+        const F a = eight[2 * i], b = eight[2 * i + 1];
+        four[i] = join(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    });
+    repeat<2>(BATON_EACH(i) {
+        const F a = four[2 * i], b = four[2 * i + 1];
+        two[i] = join(ps(_mm512_unpacklo_pd(pd(a), pd(b))), ps(_mm512_unpackhi_pd(pd(a), pd(b))));
+    });
+    const F joined = join(_mm512_shuffle_ps(two[0], two[1], 0x88), _mm512_shuffle_ps(two[0], two[1], 0xdd));
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), joined);
+}
+inline F sum_rows(const float* rows) { return join_rows(rows, [](F a, F b) { return a + b; }); }
+inline F largest_rows(const float* rows) { return join_rows(rows, [](F a, F b) { return larger(a, b); }); }
+#else
+inline F sum_rows(const float* rows) {
+    float sums[16];
+    for (int r = 0; r < 16; r++) sums[r] = sum_lanes(load(rows + 16 * r));
+    return load(sums);
+}
+inline F largest_rows(const float* rows) {
+    float tops[16];
+    for (int r = 0; r < 16; r++) tops[r] = largest_lane(load(rows + 16 * r));
+    return load(tops);
 }
 #endif
 

@@ -40,9 +40,19 @@ struct StepPlan {
     int32_t num_threads = 1;
 };
 
+// Rows [first, last) of a step. thread: whose own rows they are in buffers that each thread has for itself; -1: such
+// buffers hold all rows of the step.
+struct RowRange {
+    int64_t first, last;
+    int32_t thread;
+};
+
+using RowsFunction = void (*)(const void* arguments, const RowRange& range, const StepPlan& plan, Scratch& scratch);
+
 struct Operation {
     int64_t (*num_tiles)(const void* arguments, int64_t rows, const StepPlan& plan);
     void (*run)(const void* arguments, int64_t rows, const StepPlan& plan, int64_t tile, Scratch& scratch);
+    RowsFunction run_rows;  // where a row's result depends on that row alone; else nullptr
 };
 
 struct Variant {
@@ -54,6 +64,7 @@ struct Variant {
 constexpr int64_t kTilePositions = 64;     // positions folded together
 constexpr int64_t kChunkPositions = 1024;  // positions of one partial
 constexpr int64_t kMaxQueries = 96;        // query vectors of one attend task
+constexpr int64_t kRowsTogether = 16;      // rows that the matrix units multiply at once
 
 extern const Variant kVariantPlain;
 extern const Variant kVariantAvx2;

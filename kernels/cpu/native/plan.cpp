@@ -8,11 +8,12 @@ namespace {
 
 int64_t chunks_until(int64_t position) { return (position + kChunkPositions - 1) / kChunkPositions; }
 
-// Positions that a task looks at: what its cost grows with.
-int64_t cost(const StepPlan& plan, const AttendTask& task) {
+// The binary logarithm of a task's cost, which grows with the positions that it looks at.
+int magnitude(const StepPlan& plan, const AttendTask& task) {
     const int64_t rows = plan.step.query_start[task.sequence + 1] - plan.step.query_start[task.sequence];
     const int64_t seen = plan.step.seq_lens[task.sequence] - rows + task.first_row + task.num_rows;
-    return (task.partial < 0 ? seen : kChunkPositions) * (4 + task.num_rows);
+    const int64_t cost = (task.partial < 0 ? seen : kChunkPositions) * (4 + task.num_rows);
+    return 63 - __builtin_clzll(static_cast<unsigned long long>(cost));
 }
 
 }  // namespace
@@ -31,9 +32,9 @@ void plan_attention(StepPlan& plan, const BatonAttend& first) {
     int64_t partials = 0;
     for (int64_t s = 0; s < step.num_sequences; s++) {
         const int64_t rows = step.query_start[s + 1] - step.query_start[s], start = step.seq_lens[s] - rows;
-        for (int64_t row = 0; row < rows; row += block_rows) {
-            const int64_t count = std::min(block_rows, rows - row), chunks = chunks_until(start + row + count);
-            for (int64_t head = 0; head < heads; head++) {
+        for (int64_t head = 0; head < heads; head++) {
+            for (int64_t row = 0; row < rows; row += block_rows) {
+                const int64_t count = std::min(block_rows, rows - row), chunks = chunks_until(start + row + count);
                 AttendTask task{int32_t(s), int32_t(head), int32_t(row), int32_t(count), 0, int32_t(chunks), -1};
                 if (!splits || chunks == 1) {
                     plan.attends.push_back(task);
@@ -50,6 +51,8 @@ void plan_attention(StepPlan& plan, const BatonAttend& first) {
         }
     }
     if (static_cast<int64_t>(plan.partials.size()) < partials * plan.partial_size) plan.partials.resize(partials * plan.partial_size);
+    // The longest first, so that threads end together; those of about the same length head by head, whose K and V then
+    // stay in a thread's cache.
     std::stable_sort(plan.attends.begin(), plan.attends.end(),
-                     [&](const AttendTask& a, const AttendTask& b) { return cost(plan, a) > cost(plan, b); });
+                     [&](const AttendTask& a, const AttendTask& b) { return magnitude(plan, a) > magnitude(plan, b); });
 }

@@ -1,17 +1,22 @@
 // Matrix products: outputs [rows, N] of inputs [rows, K] and a weight [N, K] in panels of 16 outputs.
 //
 // Each output is one chain over K, whatever the number of rows: a fused multiply-add a column for dense weights; for
-// quantised ones one a group of columns, whose integer products are exact in any order, and one for its minimum.
+// quantised ones one a group of columns, whose integer products are exact in any order, and one for its minimum. Whole
+// weights are integers all through: their sums over 2,048 columns are exact, in any order, before the first rounding.
 
 namespace {
 
 constexpr int64_t kBlockRows = 128;  // rows that share one pass over a panel
+constexpr int64_t kWholeBytes = 32 * 8 + 64;  // a group of a panel of whole weights
+constexpr int64_t kSegment = 2048;  // columns whose products with whole weights fit 32 bits: 8191 * 128 * 2048 < 2^31
 constexpr int64_t kMostProducts = 32 << 20;  // multiplications of one tile of so many rows
 
 inline int64_t num_panels(const BatonWeight& w) { return (w.num_rows + 15) / 16; }
 inline int64_t scale_bytes(const BatonWeight& w) { return 16 * (w.half_scales ? 2 : 4); }
-inline int64_t quant_bytes(const BatonWeight& w) { return w.group * (w.kind == BATON_QUANT_4 ? 8 : 16); }
-inline int64_t group_bytes(const BatonWeight& w) { return quant_bytes(w) + scale_bytes(w) * (w.has_min ? 2 : 1); }
+inline int64_t quant_bytes(const BatonWeight& w) { return w.group * (w.kind == BATON_QUANT_8 ? 16 : 8); }
+inline int64_t group_bytes(const BatonWeight& w) {
+    return w.kind == BATON_WHOLE_4 ? kWholeBytes : quant_bytes(w) + scale_bytes(w) * (w.has_min ? 2 : 1);
+}
 inline int64_t dense_bytes(const BatonWeight& w) { return w.kind == BATON_DENSE_F32 ? 4 : 2; }
 inline int64_t panel_bytes(const BatonWeight& w) {
     if (w.kind <= BATON_DENSE_BF16) return w.num_columns * 16 * dense_bytes(w);
@@ -96,17 +101,37 @@ template <int kind> inline void dense_tile(const BatonProduct& a, int64_t row, i
 // ---- quantised
 
 struct QuantRow {  // one row of quantised inputs, its sums by the weight's groups
-    const int8_t* values;
-    const float* scales;    // by groups of 32 columns
+    const int8_t *high, *low;
     const int32_t* sums;
-    const float* weighted;
+    float scale;
 };
 
 inline QuantRow quant_row(const BatonProduct& a, int64_t row) {
-    const int64_t groups = a.quantised.width / 32, fine = a.weight->group == 16 ? groups : 0;
-    return {a.quantised.values + row * 64 * groups, a.quantised.scales + row * groups,
-            a.quantised.sums + row * 3 * groups + fine, a.quantised.weighted + row * 3 * groups + fine};
+    const int64_t width = a.quantised.width, groups = width / 32, plane = plane_bytes(width);
+    const int8_t* high = a.quantised.values + row * 2 * plane;
+    return {high, high + plane, a.quantised.sums + row * sums_of(width) + (a.weight->group == 16 ? 5 : 4) * groups, a.quantised.scales[row]};
 }
+
+struct WholeRow {  // the same for whole weights
+    const int8_t *high, *low;
+    const int32_t *starts, *counts;  // by group: of high bytes, of low ones
+    float scale;
+};
+
+inline WholeRow whole_row(const BatonProduct& a, int64_t row) {
+    const int64_t width = a.quantised.width, groups = width / 32, plane = plane_bytes(width);
+    const int8_t* high = a.quantised.values + row * 2 * plane;
+    const int32_t* starts = a.quantised.sums + row * sums_of(width);
+    return {high, high + plane, starts, starts + 2 * groups, a.quantised.scales[row]};
+}
+
+inline F row_scales(const BatonWeight& w, int64_t panel) {
+    const int64_t n = panel * 16, left = w.num_rows - n;
+    return left >= 16 ? load(w.row_scales + n) : load_some(w.row_scales + n, static_cast<int>(left));
+}
+
+// What one segment adds to an output: 256 * (its sum with high bytes) + (its sum with low ones).
+inline F joined(I high, I low) { return fma(all(256.0f), to_float(high), to_float(low)) + all(0.0f); }
 
 #if defined(BATON_AVX512)
 
@@ -146,105 +171,187 @@ template <int bits, int group, int R> void quant_block(const BatonProduct& a, in
         unpack_group<bits, V>(data, wv);
         const F scale = load_scales(data + quants, w.half_scales);
         const F least = w.has_min ? load_scales(data + quants + scales, w.half_scales) : all(0.0f);
-        const int64_t column = g * group, at = column / 32 * 64 + column % 32;
         repeat<R>(BATON_EACH(r) {
             __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
             repeat<V>(BATON_EACH(v) {
-                high = _mm512_dpbusd_epi32(high, wv[v], four_bytes(in[r].values + at + 4 * v));
-                low = _mm512_dpbusd_epi32(low, wv[v], four_bytes(in[r].values + at + 32 + 4 * v));
+                high = _mm512_dpbusd_epi32(high, wv[v], four_bytes(in[r].high + g * group + 4 * v));
+                low = _mm512_dpbusd_epi32(low, wv[v], four_bytes(in[r].low + g * group + 4 * v));
             });
-            __m512i dot = _mm512_add_epi32(_mm512_slli_epi32(high, 4), low);
+            __m512i dot = _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
             if (w.offset) dot = _mm512_sub_epi32(dot, _mm512_set1_epi32(w.offset * in[r].sums[g]));
-            sums[r] = fma(scale * all(in[r].scales[column / 32]), _mm512_cvtepi32_ps(dot), sums[r]);
-            if (w.has_min) sums[r] = fma(least, all(in[r].weighted[g]), sums[r]);
+            sums[r] = fma(scale, _mm512_cvtepi32_ps(dot), sums[r]);
+            if (w.has_min) sums[r] = fma(least, all(static_cast<float>(in[r].sums[g])), sums[r]);
         });
     }
-    repeat<R>(BATON_EACH(r) { put_outputs(a, row + r, panel, sums[r]); });
+    repeat<R>(BATON_EACH(r) { put_outputs(a, row + r, panel, sums[r] * all(in[r].scale)); });
+}
+
+template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t panel) {
+    const BatonWeight& w = *a.weight;
+    const int64_t groups = w.num_columns / 32;
+    const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w);
+    const __m512i lower = _mm512_set1_epi32(0xffff);
+    WholeRow in[R];
+    F sums[R];
+    repeat<R>(BATON_EACH(r) {
+        in[r] = whole_row(a, row + r);
+        sums[r] = all(0.0f);
+    });
+    for (int64_t first = 0; first < groups; first += kSegment / 32) {
+        const int64_t end = first + kSegment / 32 < groups ? first + kSegment / 32 : groups;
+        __m512i high[R], low[R];
+        repeat<R>(BATON_EACH(r) { high[r] = low[r] = _mm512_setzero_si512(); });
+        for (int64_t g = first; g < end; g++, data += kWholeBytes) {
+            __m512i wv[8];
+            unpack_group<4, 8>(data, wv);
+            const __m512i pairs = _mm512_loadu_si512(data + 256);
+            repeat<R>(BATON_EACH(r) {
+                // Products with quant - 8 fit 16 bits; beside them lies the sum that the pair's second number meets.
+                __m512i x = _mm512_set1_epi32(in[r].starts[2 * g]), y = _mm512_set1_epi32(in[r].starts[2 * g + 1]);
+                repeat<8>(BATON_EACH(v) {
+                    x = _mm512_dpbusd_epi32(x, wv[v], four_bytes(in[r].high + 32 * g + 4 * v));
+                    y = _mm512_dpbusd_epi32(y, wv[v], four_bytes(in[r].low + 32 * g + 4 * v));
+                });
+                x = _mm512_ternarylogic_epi32(x, lower, _mm512_set1_epi32(in[r].counts[2 * g]), 0xea);  // (x & lower) | counts
+                y = _mm512_ternarylogic_epi32(y, lower, _mm512_set1_epi32(in[r].counts[2 * g + 1]), 0xea);
+                high[r] = _mm512_dpwssd_epi32(high[r], x, pairs);
+                low[r] = _mm512_dpwssd_epi32(low[r], y, pairs);
+            });
+        }
+        repeat<R>(BATON_EACH(r) { sums[r] = sums[r] + joined({high[r]}, {low[r]}); });
+    }
+    const F scales = row_scales(w, panel);
+    repeat<R>(BATON_EACH(r) { put_outputs(a, row + r, panel, sums[r] * (scales * all(in[r].scale))); });
 }
 
 #elif defined(BATON_AVX2)
 
-inline __m256i two_values(const int16_t* p) {
+inline __m256i four_bytes(const int8_t* p) {
     int32_t x;
     std::memcpy(&x, p, 4);
     return _mm256_set1_epi32(x);
 }
 
-template <int bits, int group, int R> void quant_block(const BatonProduct& a, int64_t row, int64_t panel) {
-    const BatonWeight& w = *a.weight;
-    const int64_t groups = w.num_columns / group, step = group_bytes(w), quants = quant_bytes(w), scales = scale_bytes(w);
-    const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w);
-    // A 64-byte vector holds 16 outputs x 4 bytes of 8 or 4 columns. Shifted and masked it gives pairs of 16-bit weights:
-    // columns 0, 2 and 1, 3; with nibbles also 4, 6 and 5, 7 (shifts 0, 8, 4, 12).
-    constexpr int columns = bits == 4 ? 8 : 4, shifts = bits == 4 ? 4 : 2;
-    const __m256i mask = _mm256_set1_epi32(bits == 4 ? 0x000f000f : 0x00ff00ff);
-    QuantRow rows[R];
-    F sums[R];
-    repeat<R>(BATON_EACH(r) {
-        rows[r] = quant_row(a, row + r);
-        sums[r] = all(0.0f);
-    });
-    for (int64_t g = 0; g < groups; g++, data += step) {
-        __m256i left[R], right[R];
-        repeat<R>(BATON_EACH(r) { left[r] = right[r] = _mm256_setzero_si256(); });
-        for (int64_t v = 0; v < group / columns; v++) {
-            const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data + 64 * v));
-            const __m256i y = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data + 64 * v + 32));
-            const int64_t column = g * group + v * columns;
-            repeat<shifts>(BATON_EACH(s) {
-                constexpr int shift = s * (bits == 4 ? 4 : 8), at = bits == 4 ? (s & 1) * 4 + (s >> 1) * 2 : s * 2;
-                const __m256i wx = _mm256_and_si256(_mm256_srli_epi32(x, shift), mask);
-                const __m256i wy = _mm256_and_si256(_mm256_srli_epi32(y, shift), mask);
-                repeat<R>(BATON_EACH(r) {
-                    const __m256i pair = two_values(reinterpret_cast<const int16_t*>(rows[r].values) + column + at);
-                    left[r] = _mm256_add_epi32(left[r], _mm256_madd_epi16(wx, pair));
-                    right[r] = _mm256_add_epi32(right[r], _mm256_madd_epi16(wy, pair));
-                });
-            });
+// Pairs of 16-bit sums of unsigned and signed bytes, added up in whole numbers of 32 bits.
+inline __m256i widened(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+
+// One quad (4 columns) of a panel: its 16 outputs as two vectors of unsigned bytes.
+template <int bits> inline void unpack_quad(const uint8_t* quants, int64_t quad, __m256i& left, __m256i& right) {
+    const uint8_t* p = quants + 64 * (bits == 8 ? quad : quad / 2);
+    left = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    right = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32));
+    if constexpr (bits == 4) {
+        const __m256i mask = _mm256_set1_epi8(15);
+        if (quad & 1) {
+            left = _mm256_srli_epi16(left, 4);
+            right = _mm256_srli_epi16(right, 4);
         }
-        const F scale = load_scales(data + quants, w.half_scales);
-        const F least = w.has_min ? load_scales(data + quants + scales, w.half_scales) : all(0.0f);
-        repeat<R>(BATON_EACH(r) {
-            const I dot = I{left[r], right[r]} - all_int(w.offset * rows[r].sums[g]);
-            sums[r] = fma(scale * all(rows[r].scales[g * group / 32]), to_float(dot), sums[r]);
-            if (w.has_min) sums[r] = fma(least, all(rows[r].weighted[g]), sums[r]);
-        });
+        left = _mm256_and_si256(left, mask);
+        right = _mm256_and_si256(right, mask);
     }
-    repeat<R>(BATON_EACH(r) { put_outputs(a, row + r, panel, sums[r]); });
+}
+
+// Integer products of one group's quants with one plane of a row.
+template <int bits, int group> inline I group_products(const uint8_t* quants, const int8_t* values) {
+    __m256i left = _mm256_setzero_si256(), right = left;
+    if constexpr (bits == 4) {  // eight pairs of 2 * 15 * 127 fit 16 bits
+        for (int64_t v = 0; v < group / 4; v++) {
+            __m256i a, b;
+            unpack_quad<4>(quants, v, a, b);
+            const __m256i x = four_bytes(values + 4 * v);
+            left = _mm256_add_epi16(left, _mm256_maddubs_epi16(a, x));
+            right = _mm256_add_epi16(right, _mm256_maddubs_epi16(b, x));
+        }
+        return {widened(left), widened(right)};
+    }
+    // A pair of 2 * 255 * 127 does not: the even and odd columns' products are widened first.
+    const __m256i even = _mm256_set1_epi16(0xff);
+    for (int64_t v = 0; v < group / 4; v++) {
+        __m256i a, b;
+        unpack_quad<8>(quants, v, a, b);
+        const __m256i x = four_bytes(values + 4 * v), x_even = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8), x_odd = _mm256_srai_epi16(x, 8);
+        left = _mm256_add_epi32(left, _mm256_madd_epi16(_mm256_and_si256(a, even), x_even));
+        left = _mm256_add_epi32(left, _mm256_madd_epi16(_mm256_srli_epi16(a, 8), x_odd));
+        right = _mm256_add_epi32(right, _mm256_madd_epi16(_mm256_and_si256(b, even), x_even));
+        right = _mm256_add_epi32(right, _mm256_madd_epi16(_mm256_srli_epi16(b, 8), x_odd));
+    }
+    return {left, right};
 }
 
 #else
+
+template <int bits, int group> inline I group_products(const uint8_t* quants, const int8_t* values) {
+    I dot = all_int(0);
+    for (int n = 0; n < 16; n++)
+        for (int k = 0; k < group; k++) {
+            const int byte = bits == 8 ? k / 4 * 64 + n * 4 + k % 4 : k / 8 * 64 + n * 4 + k % 4;
+            dot.x[n] += (bits == 8 ? quants[byte] : (k / 4 % 2 ? quants[byte] >> 4 : quants[byte] & 15)) * values[k];
+        }
+    return dot;
+}
+
+#endif
+
+#if !defined(BATON_AVX512)
+
+inline I pair_products(I dot, int32_t count, const uint8_t* pairs) {
+#if defined(BATON_AVX2)
+    const __m256i lower = _mm256_set1_epi32(0xffff), above = _mm256_set1_epi32(count);
+    const __m256i* p = reinterpret_cast<const __m256i*>(pairs);
+    return {_mm256_madd_epi16(_mm256_or_si256(_mm256_and_si256(dot.a, lower), above), _mm256_loadu_si256(p)),
+            _mm256_madd_epi16(_mm256_or_si256(_mm256_and_si256(dot.b, lower), above), _mm256_loadu_si256(p + 1))};
+#else
+    I r;
+    for (int n = 0; n < 16; n++) {
+        int16_t pair[2];
+        std::memcpy(pair, pairs + 4 * n, 4);
+        r.x[n] = dot.x[n] * pair[0] + (count >> 16) * pair[1];
+    }
+    return r;
+#endif
+}
 
 template <int bits, int group, int R> void quant_block(const BatonProduct& a, int64_t row, int64_t panel) {
     static_assert(R == 1, "one row at a time");
     const BatonWeight& w = *a.weight;
     const int64_t groups = w.num_columns / group, step = group_bytes(w), quants = quant_bytes(w), scales = scale_bytes(w);
     const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w);
-    static const int places[4] = {0, 2, 1, 3};
     const QuantRow in = quant_row(a, row);
-    const int16_t* values = reinterpret_cast<const int16_t*>(in.values);
     F sum = all(0.0f);
     for (int64_t g = 0; g < groups; g++, data += step) {
-        I dot = all_int(0);
-        for (int n = 0; n < 16; n++)
-            for (int k = 0; k < group; k++) {
-                const int byte = bits == 8 ? k / 4 * 64 + n * 4 + k % 4 : k / 8 * 64 + n * 4 + k % 4;
-                const int quant = bits == 8 ? data[byte] : (k / 4 % 2 ? data[byte] >> 4 : data[byte] & 15);
-                dot.x[n] += quant * values[g * group + k / 4 * 4 + places[k % 4]];
-            }
-        const F scale = load_scales(data + quants, w.half_scales);
-        sum = fma(scale * all(in.scales[g * group / 32]), to_float(dot - all_int(w.offset * in.sums[g])), sum);
-        if (w.has_min) sum = fma(load_scales(data + quants + scales, w.half_scales), all(in.weighted[g]), sum);
+        const I high = group_products<bits, group>(data, in.high + g * group), low = group_products<bits, group>(data, in.low + g * group);
+        const I dot = shift_left<8>(high) + low - all_int(w.offset * in.sums[g]);
+        sum = fma(load_scales(data + quants, w.half_scales), to_float(dot), sum);
+        if (w.has_min) sum = fma(load_scales(data + quants + scales, w.half_scales), all(static_cast<float>(in.sums[g])), sum);
     }
-    put_outputs(a, row, panel, sum);
+    put_outputs(a, row, panel, sum * all(in.scale));
+}
+
+template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t panel) {
+    static_assert(R == 1, "one row at a time");
+    const BatonWeight& w = *a.weight;
+    const int64_t groups = w.num_columns / 32;
+    const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w);
+    const WholeRow in = whole_row(a, row);
+    F sum = all(0.0f);
+    for (int64_t first = 0; first < groups; first += kSegment / 32) {
+        const int64_t end = first + kSegment / 32 < groups ? first + kSegment / 32 : groups;
+        I high = all_int(0), low = high;
+        for (int64_t g = first; g < end; g++, data += kWholeBytes) {
+            const I x = group_products<4, 32>(data, in.high + 32 * g) + all_int(in.starts[2 * g]);
+            const I y = group_products<4, 32>(data, in.low + 32 * g) + all_int(in.starts[2 * g + 1]);
+            high = high + pair_products(x, in.counts[2 * g], data + 256);
+            low = low + pair_products(y, in.counts[2 * g + 1], data + 256);
+        }
+        sum = sum + joined(high, low);
+    }
+    put_outputs(a, row, panel, sum * (row_scales(w, panel) * all(in.scale)));
 }
 
 #endif
 
 #if defined(BATON_AVX512)
 constexpr int kQuantRows = 8;
-#elif defined(BATON_AVX2)
-constexpr int kQuantRows = 2;
 #else
 constexpr int kQuantRows = 1;
 #endif
@@ -254,8 +361,14 @@ template <int bits, int group, int R> inline void quant_rows(const BatonProduct&
     if constexpr (R > 1) quant_rows<bits, group, R / 2>(a, row, end, panel);
 }
 
+template <int R> inline void whole_rows(const BatonProduct& a, int64_t row, int64_t end, int64_t panel) {
+    for (; row + R <= end; row += R) whole_block<R>(a, row, panel);
+    if constexpr (R > 1) whole_rows<R / 2>(a, row, end, panel);
+}
+
 #if defined(BATON_AMX)
 template <int bits, int group> void amx_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch);
+void amx_whole_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch);
 constexpr int64_t kAmxLeastRows = 12;
 #endif
 
@@ -271,25 +384,48 @@ template <int bits, int group> inline void quant_tile(const BatonProduct& a, int
     for (; panel < last; panel++) quant_rows<bits, group, kQuantRows>(a, row, end, panel);
 }
 
-inline void run_product(const void* arguments, int64_t rows, const StepPlan&, int64_t tile, Scratch& scratch) {
-    const auto& a = *static_cast<const BatonProduct*>(arguments);
+inline void whole_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch) {
+#if defined(BATON_AMX)
+    if (end - row >= kAmxLeastRows) {
+        amx_whole_tile(a, row, end, panel, last, scratch);
+        return;
+    }
+#else
+    (void)scratch;
+#endif
+    for (; panel < last; panel++) whole_rows<kQuantRows>(a, row, end, panel);
+}
+
+// Rows [row, end), at most kBlockRows of them, with panels [panel, last).
+inline void multiply_rows(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch) {
     const BatonWeight& w = *a.weight;
-    const Cut cut = cut_product(w, rows);
-    const int64_t panel = tile % cut.panel_tiles * cut.panels_a_tile, panels = num_panels(w);
-    const int64_t last = panel + cut.panels_a_tile < panels ? panel + cut.panels_a_tile : panels;
-    const int64_t row = tile / cut.panel_tiles * kBlockRows, end = row + kBlockRows < rows ? row + kBlockRows : rows;
     switch (w.kind) {
         case BATON_DENSE_F32: dense_tile<BATON_DENSE_F32>(a, row, end, panel, last); break;
         case BATON_DENSE_F16: dense_tile<BATON_DENSE_F16>(a, row, end, panel, last); break;
         case BATON_DENSE_BF16: dense_tile<BATON_DENSE_BF16>(a, row, end, panel, last); break;
-        case BATON_QUANT_4:
-            if (w.group == 32) quant_tile<4, 32>(a, row, end, panel, last, scratch);
-            else quant_tile<4, 16>(a, row, end, panel, last, scratch);
-            break;
+        case BATON_WHOLE_4: whole_tile(a, row, end, panel, last, scratch); break;
+        case BATON_QUANT_4: quant_tile<4, 16>(a, row, end, panel, last, scratch); break;
         default:
             if (w.group == 32) quant_tile<8, 32>(a, row, end, panel, last, scratch);
             else quant_tile<8, 16>(a, row, end, panel, last, scratch);
     }
+}
+
+inline void run_product(const void* arguments, int64_t rows, const StepPlan&, int64_t tile, Scratch& scratch) {
+    const auto& a = *static_cast<const BatonProduct*>(arguments);
+    const Cut cut = cut_product(*a.weight, rows);
+    const int64_t panel = tile % cut.panel_tiles * cut.panels_a_tile, panels = num_panels(*a.weight);
+    const int64_t last = panel + cut.panels_a_tile < panels ? panel + cut.panels_a_tile : panels;
+    const int64_t row = tile / cut.panel_tiles * kBlockRows, end = row + kBlockRows < rows ? row + kBlockRows : rows;
+    multiply_rows(a, row, end, panel, last, scratch);
+}
+
+inline void product_rows(const void* arguments, const RowRange& range, const StepPlan&, Scratch& scratch) {
+    BatonProduct a = *static_cast<const BatonProduct*>(arguments);
+    a.inputs = placed(a.inputs, range);
+    a.quantised = placed(a.quantised, range);
+    a.out = placed(a.out, range);
+    multiply_rows(a, range.first, range.last, 0, num_panels(*a.weight), scratch);
 }
 
 // One element as a plain number: what a dequantised copy of the weight would hold.
@@ -306,6 +442,11 @@ inline float weight_value(const BatonWeight& w, int64_t row, int64_t column) {
     data += column / w.group * group_bytes(w);
     const uint8_t byte = data[w.kind == BATON_QUANT_8 ? k / 4 * 64 + lane * 4 + k % 4 : k / 8 * 64 + lane * 4 + k % 4];
     const int quant = w.kind == BATON_QUANT_8 ? byte : (k / 4 % 2 ? byte >> 4 : byte & 15);
+    if (w.kind == BATON_WHOLE_4) {
+        int16_t pair[2];
+        std::memcpy(pair, data + 256 + 4 * lane, 4);
+        return w.row_scales[row] * static_cast<float>(pair[0] * (quant - 8) + pair[1]);
+    }
     const uint8_t* scales = data + quant_bytes(w);
     auto number = [&](const uint8_t* p) {
         return w.half_scales ? half_to_float(reinterpret_cast<const uint16_t*>(p)[lane]) : reinterpret_cast<const float*>(p)[lane];

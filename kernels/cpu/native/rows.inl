@@ -2,79 +2,92 @@
 
 namespace {
 
-constexpr float kLevels = 2039.0f;  // 16 * 127 + 7: what a signed byte and a signed half byte reach
+constexpr float kLevels = 32639.0f;  // 256 * 127 + 127: what two signed bytes reach
+
+inline int64_t plane_bytes(int64_t width) { return (width + 63) & ~int64_t(63); }
+inline int64_t sums_of(int64_t width) { return 7 * (width / 32); }
 
 // Rows a tile of a row-wise operation covers: enough tiles to share, none too small to pay for.
 inline int64_t rows_per_tile(int64_t rows) { return rows < 32 ? 1 : (rows + 31) / 32; }
 inline int64_t row_tiles(int64_t rows) { return rows ? (rows + rows_per_tile(rows) - 1) / rows_per_tile(rows) : 0; }
 
-template <typename Body> inline void each_row(int64_t rows, int64_t tile, Body body) {
+inline int64_t tiles_by_rows(const void*, int64_t rows, const StepPlan&) { return row_tiles(rows); }
+
+template <RowsFunction run> inline void run_by_rows(const void* arguments, int64_t rows, const StepPlan& plan, int64_t tile, Scratch& scratch) {
     const int64_t size = rows_per_tile(rows), end = (tile + 1) * size < rows ? (tile + 1) * size : rows;
-    for (int64_t row = tile * size; row < end; row++) body(row);
+    run(arguments, {tile * size, end, -1}, plan, scratch);
 }
 
-inline int64_t tiles_by_rows(const void*, int64_t rows, const StepPlan&) { return row_tiles(rows); }
+template <typename Body> inline void each_row(const RowRange& range, Body body) {
+    for (int64_t row = range.first; row < range.last; row++) body(row);
+}
+
+// Rows so that `row` counts from the step's first one, wherever the range's thread keeps them.
+inline BatonRows placed(BatonRows rows, const RowRange& range) {
+    if (range.thread >= 0 && rows.thread_stride) rows.data += range.thread * rows.thread_stride - range.first * rows.stride;
+    return rows;
+}
+
+inline BatonQuantRows placed(BatonQuantRows rows, const RowRange& range) {
+    if (range.thread < 0 || !rows.thread_rows) return rows;
+    const int64_t before = range.thread * rows.thread_rows;
+    rows.values += 2 * (before * plane_bytes(rows.thread_width) - range.first * plane_bytes(rows.width));
+    rows.scales += before - range.first;
+    rows.sums += before * sums_of(rows.thread_width) - range.first * sums_of(rows.width);
+    return rows;
+}
 
 // ---- quantisation of rows
 
-// The order of a quantised row. With byte products: for each group of 32 its high bytes, then its low ones. Otherwise
-// 16-bit values, of every four the first, third, second, fourth: pairs that meet the even and odd bytes of a weight's
-// 32-bit lane.
-inline void put_quants(int8_t* row, int64_t column, I q) {
-#if defined(BATON_AVX512)
-    const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(q.v, _mm512_set1_epi32(8)), 4);
-    const __m512i low = _mm512_sub_epi32(q.v, _mm512_slli_epi32(high, 4));
-    int8_t* group = row + column / 32 * 64 + column % 32;
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(group), _mm512_cvtepi32_epi8(high));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(group + 32), _mm512_cvtepi32_epi8(low));
-#else
-    int32_t quants[16];
-    store_int(quants, q);
-    int16_t* values = reinterpret_cast<int16_t*>(row) + column;
-    for (int i = 0; i < 16; i += 4) {
-        values[i] = static_cast<int16_t>(quants[i]);
-        values[i + 1] = static_cast<int16_t>(quants[i + 2]);
-        values[i + 2] = static_cast<int16_t>(quants[i + 1]);
-        values[i + 3] = static_cast<int16_t>(quants[i + 3]);
-    }
-#endif
-}
-
 inline void quantise_row(const float* values, const BatonQuantRows& out, int64_t row) {
-    const int64_t groups = out.width / 32;  // width is a multiple of 32
-    int8_t* quants = out.values + row * 2 * out.width;
-    float *scales = out.scales + row * groups, *weighted = out.weighted + row * 3 * groups;
-    int32_t* sums = out.sums + row * 3 * groups;
+    const int64_t groups = out.width / 32, plane = plane_bytes(out.width);  // width is a multiple of 32
+    int8_t *high = out.values + row * 2 * plane, *low = high + plane;
+    int32_t *starts = out.sums + row * sums_of(out.width), *counts = starts + 2 * groups, *whole = counts + 2 * groups, *halves = whole + groups;
+    F top = all(0.0f);
+    for (int64_t c = 0; c < out.width; c += 16) top = larger(top, absolute(load(values + c)));
+    const float largest = largest_lane(top);
+    const F inverse = all(largest > 0.0f ? kLevels / largest : 0.0f);
+    out.scales[row] = largest / kLevels;
     for (int64_t g = 0; g < groups; g++) {
-        const F left = load(values + 32 * g), right = load(values + 32 * g + 16);
-        const float largest = largest_lane(larger(absolute(left), absolute(right))), scale = largest / kLevels;
-        const F inverse = all(largest > 0.0f ? kLevels / largest : 0.0f);
-        const I a = to_int(left * inverse), b = to_int(right * inverse);
-        put_quants(quants, 32 * g, a);
-        put_quants(quants, 32 * g + 16, b);
-        const int32_t sum_a = sum_int(a), sum_b = sum_int(b);
-        scales[g] = scale;
-        sums[g] = sum_a + sum_b;
-        sums[groups + 2 * g] = sum_a;
-        sums[groups + 2 * g + 1] = sum_b;
-        weighted[g] = scale * static_cast<float>(sum_a + sum_b);
-        weighted[groups + 2 * g] = scale * static_cast<float>(sum_a);
-        weighted[groups + 2 * g + 1] = scale * static_cast<float>(sum_b);
+        int32_t high_sum = 0;
+        for (int64_t half = 0; half < 2; half++) {
+            const int64_t c = 32 * g + 16 * half;
+            const I q = to_int(load(values + c) * inverse), upper = shift_right<8>(q + all_int(128));
+            // -128 becomes -127: 32 products of -127 with quants of -8 fit 16 bits.
+            const I lower = larger(q - shift_left<8>(upper), all_int(-127));
+            store_bytes(high + c, upper);
+            store_bytes(low + c, lower);
+            halves[2 * g + half] = sum_int(shift_left<8>(upper) + lower);
+            high_sum += sum_int(upper);
+        }
+        const int32_t sum = halves[2 * g] + halves[2 * g + 1], low_sum = sum - 256 * high_sum;
+        starts[2 * g] = -8 * high_sum;
+        starts[2 * g + 1] = -8 * low_sum;
+        counts[2 * g] = 65536 * high_sum;
+        counts[2 * g + 1] = 65536 * low_sum;
+        whole[g] = sum;
+    }
+    if (plane > out.width) {
+        std::memset(high + out.width, 0, static_cast<size_t>(plane - out.width));
+        std::memset(low + out.width, 0, static_cast<size_t>(plane - out.width));
     }
 }
 
-inline void run_quantise(const void* arguments, int64_t rows, const StepPlan&, int64_t tile, Scratch&) {
-    const auto& a = *static_cast<const BatonQuantise*>(arguments);
-    each_row(rows, tile, [&](int64_t row) { quantise_row(a.inputs.data + row * a.inputs.stride, a.quantised, row); });
+inline void quantise_rows(const void* arguments, const RowRange& range, const StepPlan&, Scratch&) {
+    BatonQuantise a = *static_cast<const BatonQuantise*>(arguments);
+    a.inputs = placed(a.inputs, range);
+    a.quantised = placed(a.quantised, range);
+    each_row(range, [&](int64_t row) { quantise_row(a.inputs.data + row * a.inputs.stride, a.quantised, row); });
 }
 
 // ---- embedding
 
 inline float weight_value(const BatonWeight& w, int64_t row, int64_t column);  // products.inl
 
-inline void run_embed(const void* arguments, int64_t rows, const StepPlan& plan, int64_t tile, Scratch&) {
-    const auto& a = *static_cast<const BatonEmbed*>(arguments);
-    each_row(rows, tile, [&](int64_t row) {
+inline void embed_rows(const void* arguments, const RowRange& range, const StepPlan& plan, Scratch&) {
+    BatonEmbed a = *static_cast<const BatonEmbed*>(arguments);
+    a.out = placed(a.out, range);
+    each_row(range, [&](int64_t row) {
         float* out = a.out.data + row * a.out.stride;
         const int64_t token = plan.step.token_ids[row];
         for (int64_t c = 0; c < a.weight->num_columns; c++) out[c] = weight_value(*a.weight, token, c);
@@ -107,11 +120,15 @@ inline void norm_vector(const BatonNorm& a, float* in, const float* added, float
     if (rest) store_some(out + whole, load_some(in + whole, rest) * inverse * load_some(a.weight + whole, rest), rest);
 }
 
-inline void run_norm(const void* arguments, int64_t rows, const StepPlan&, int64_t tile, Scratch& scratch) {
-    const auto& a = *static_cast<const BatonNorm*>(arguments);
+inline void norm_rows(const void* arguments, const RowRange& range, const StepPlan&, Scratch& scratch) {
+    BatonNorm a = *static_cast<const BatonNorm*>(arguments);
+    a.hidden = placed(a.hidden, range);
+    a.residual = placed(a.residual, range);
+    a.out = placed(a.out, range);
+    a.quantised = placed(a.quantised, range);
     scratch.reserve((a.width + 16) * sizeof(float) + 64);
     float* temporary = scratch.take<float>(a.width + 16);
-    each_row(rows, tile, [&](int64_t row) {
+    each_row(range, [&](int64_t row) {
         float* hidden = a.hidden.data + row * a.hidden.stride;
         float* residual = a.residual.data ? a.residual.data + row * a.residual.stride : nullptr;
         for (int64_t v = 0; v < a.count; v++) {
@@ -141,9 +158,11 @@ inline void sine_cosine(float angle, float& sine, float& cosine) {
     cosine = static_cast<float>(quadrant == 1 || quadrant == 2 ? -b : b);
 }
 
-inline void run_angles(const void* arguments, int64_t rows, const StepPlan& plan, int64_t tile, Scratch&) {
-    const auto& a = *static_cast<const BatonAngles*>(arguments);
-    each_row(rows, tile, [&](int64_t row) {
+inline void angles_rows(const void* arguments, const RowRange& range, const StepPlan& plan, Scratch&) {
+    BatonAngles a = *static_cast<const BatonAngles*>(arguments);
+    a.cos = placed(a.cos, range);
+    a.sin = placed(a.sin, range);
+    each_row(range, [&](int64_t row) {
         const float position = static_cast<float>(plan.step.positions[row]);
         for (int64_t i = 0; i < a.half; i++) {
             float sine, cosine;
@@ -169,9 +188,13 @@ inline void rotate(const float* in, const float* cos, const float* sin, float* o
     }
 }
 
-inline void run_rope(const void* arguments, int64_t rows, const StepPlan&, int64_t tile, Scratch&) {
-    const auto& a = *static_cast<const BatonRope*>(arguments);
-    each_row(rows, tile, [&](int64_t row) {
+inline void rope_rows(const void* arguments, const RowRange& range, const StepPlan&, Scratch&) {
+    BatonRope a = *static_cast<const BatonRope*>(arguments);
+    a.heads = placed(a.heads, range);
+    a.cos = placed(a.cos, range);
+    a.sin = placed(a.sin, range);
+    a.out = placed(a.out, range);
+    each_row(range, [&](int64_t row) {
         for (int64_t head = 0; head < a.num_heads; head++)
             rotate(a.heads.data + row * a.heads.stride + head * a.head_dim, a.cos.data + row * a.cos.stride,
                    a.sin.data + row * a.sin.stride, a.out.data + row * a.out.stride + head * a.head_dim, a.head_dim / 2);
@@ -187,13 +210,16 @@ inline F gate_value(F gate, F up, bool is_gelu) {
     return sigmoid_times(gate, u + u) * up;
 }
 
-inline void run_gated(const void* arguments, int64_t rows, const StepPlan&, int64_t tile, Scratch& scratch) {
-    const auto& a = *static_cast<const BatonGated*>(arguments);
+inline void gated_rows(const void* arguments, const RowRange& range, const StepPlan&, Scratch& scratch) {
+    BatonGated a = *static_cast<const BatonGated*>(arguments);
+    a.gate_up = placed(a.gate_up, range);
+    a.out = placed(a.out, range);
+    a.quantised = placed(a.quantised, range);
     scratch.reserve((a.width + 16) * sizeof(float) + 64);
     float* temporary = scratch.take<float>(a.width + 16);
     const int64_t whole = a.width & ~int64_t(15);
     const int rest = static_cast<int>(a.width - whole);
-    each_row(rows, tile, [&](int64_t row) {
+    each_row(range, [&](int64_t row) {
         const float* gate = a.gate_up.data + row * a.gate_up.stride;
         const float* up = gate + a.width;
         float* out = a.out.data ? a.out.data + row * a.out.stride : temporary;
@@ -261,9 +287,11 @@ inline void write_vector(const BatonKvView& view, int64_t block, int64_t head, i
     for (int64_t d = 0; d < view.head_dim; d++) store_kv(view, base + d, view.scales ? x[d] / divisor : x[d]);
 }
 
-inline void run_write_kv(const void* arguments, int64_t rows, const StepPlan& plan, int64_t tile, Scratch&) {
-    const auto& a = *static_cast<const BatonWriteKv*>(arguments);
-    each_row(rows, tile, [&](int64_t row) {
+inline void write_kv_rows(const void* arguments, const RowRange& range, const StepPlan& plan, Scratch&) {
+    BatonWriteKv a = *static_cast<const BatonWriteKv*>(arguments);
+    a.key = placed(a.key, range);
+    a.value = placed(a.value, range);
+    each_row(range, [&](int64_t row) {
         const int64_t slot = plan.step.slots[row];
         if (slot < 0) return;
         const int64_t block = slot / a.view.block_size, offset = slot % a.view.block_size;
@@ -276,9 +304,9 @@ inline void run_write_kv(const void* arguments, int64_t rows, const StepPlan& pl
 
 // ---- picking rows
 
-inline void run_take(const void* arguments, int64_t rows, const StepPlan& plan, int64_t tile, Scratch&) {
-    const auto& a = *static_cast<const BatonTake*>(arguments);
-    each_row(rows, tile, [&](int64_t row) {
+inline void take_rows(const void* arguments, const RowRange& range, const StepPlan& plan, Scratch&) {
+    const BatonTake& a = *static_cast<const BatonTake*>(arguments);
+    each_row(range, [&](int64_t row) {
         std::memcpy(a.out.data + row * a.out.stride, a.inputs.data + plan.step.wanted[row] * a.inputs.stride, sizeof(float) * a.width);
     });
 }
@@ -306,9 +334,9 @@ inline int64_t argmax_row(const float* row, int64_t width) {
     return 0;
 }
 
-inline void run_argmax(const void* arguments, int64_t rows, const StepPlan&, int64_t tile, Scratch&) {
-    const auto& a = *static_cast<const BatonArgmax*>(arguments);
-    each_row(rows, tile, [&](int64_t row) { a.out[row] = argmax_row(a.inputs.data + row * a.inputs.stride, a.width); });
+inline void argmax_rows(const void* arguments, const RowRange& range, const StepPlan&, Scratch&) {
+    const BatonArgmax& a = *static_cast<const BatonArgmax*>(arguments);
+    each_row(range, [&](int64_t row) { a.out[row] = argmax_row(a.inputs.data + row * a.inputs.stride, a.width); });
 }
 
 }  // namespace

@@ -74,28 +74,68 @@ int64_t Team::rows_of(const BatonInstruction& instruction) const {
     return instruction.row_count == BATON_ROWS_WANTED ? plan_.step.num_wanted : plan_.step.num_tokens;
 }
 
+void Team::announce(const BatonInstruction& mark) {
+    mark_.set(static_cast<uint32_t>(static_cast<const BatonMark*>(mark.arguments)->layer) + 1);
+}
+
+int64_t Team::end_of_joined(int64_t index) const {
+    if (!plan_.step.joined_rows) return index;
+    bool writes = false;
+    for (; index < count_; index++) {
+        const BatonInstruction& instruction = instructions_[index];
+        const bool is_mark = instruction.op == BATON_OP_MARK;
+        // A mark is told when its tiles begin: right as long as none of them writes KV before it.
+        if (is_mark ? writes : instruction.row_count != BATON_ROWS_TOKENS || !variant_.operations[instruction.op].run_rows) break;
+        writes = writes || instruction.op == BATON_OP_WRITE_KV;
+    }
+    return index;
+}
+
 void Team::open(int64_t index) {
     if (ledger_) allow(ledger_->grant_now());
     for (; index < count_; index++) {
         const BatonInstruction& instruction = instructions_[index];
         if (instruction.op == BATON_OP_MARK) {
-            mark_.set(static_cast<uint32_t>(static_cast<const BatonMark*>(instruction.arguments)->layer) + 1);
+            announce(instruction);
             continue;
         }
-        tiles_[index] = variant_.operations[instruction.op].num_tiles(instruction.arguments, rows_of(instruction), plan_);
-        if (tiles_[index]) break;
+        Progress& progress = progress_[index];
+        const int64_t end = end_of_joined(index), rows = rows_of(instruction);
+        progress.joins = end > index;
+        progress.end = progress.joins ? end : index + 1;
+        if (progress.joins) {
+            for (int64_t i = index; i < end; i++)
+                if (instructions_[i].op == BATON_OP_MARK) announce(instructions_[i]);
+            const int64_t size = plan_.step.joined_rows;
+            progress.tiles = rows < size ? 1 : (rows + size - kRowsTogether) / size;  // no tile of fewer than kRowsTogether rows
+        } else {
+            progress.tiles = variant_.operations[instruction.op].num_tiles(instruction.arguments, rows, plan_);
+        }
+        if (progress.tiles) break;
     }
     current_.set(static_cast<uint32_t>(index));
+}
+
+void Team::run_tile(const Progress& progress, int64_t index, int64_t tile, int thread) {
+    Scratch& scratch = *scratch_[thread];
+    const int64_t rows = rows_of(instructions_[index]);
+    if (!progress.joins) {
+        variant_.operations[instructions_[index].op].run(instructions_[index].arguments, rows, plan_, tile, scratch);
+        return;
+    }
+    const int64_t size = plan_.step.joined_rows;
+    const RowRange range{tile * size, tile + 1 == progress.tiles ? rows : (tile + 1) * size, thread};
+    for (; index < progress.end; index++) {
+        const BatonInstruction& instruction = instructions_[index];
+        if (instruction.op != BATON_OP_MARK) variant_.operations[instruction.op].run_rows(instruction.arguments, range, plan_, scratch);
+    }
 }
 
 void Team::run(const BatonInstruction* instructions, int64_t count, const BatonStep& step) {
     instructions_ = instructions;
     count_ = count;
     plan_.step = step;
-    if (static_cast<int64_t>(progress_.size()) < count) {
-        progress_ = std::vector<Progress>(count);
-        tiles_.resize(count);
-    }
+    if (static_cast<int64_t>(progress_.size()) < count) progress_ = std::vector<Progress>(count);
     for (int64_t i = 0; i < count; i++) {
         progress_[i].next.store(0, std::memory_order_relaxed);
         progress_[i].done.store(0, std::memory_order_relaxed);
@@ -141,16 +181,13 @@ bool Team::has_core(int thread) {
 
 bool Team::take_part(int thread) {
     for (int64_t index = current_.value(); index < count_; index = current_.value()) {
-        const BatonInstruction& instruction = instructions_[index];
-        const Operation& operation = variant_.operations[instruction.op];
         Progress& progress = progress_[index];
-        const int64_t tiles = tiles_[index], rows = rows_of(instruction);
         for (;;) {
             if (!has_core(thread)) return false;
             const int64_t tile = progress.next.fetch_add(1, std::memory_order_relaxed);
-            if (tile >= tiles) break;
-            operation.run(instruction.arguments, rows, plan_, tile, *scratch_[thread]);
-            if (progress.done.fetch_add(1, std::memory_order_acq_rel) + 1 == tiles) open(index + 1);
+            if (tile >= progress.tiles) break;
+            run_tile(progress, index, tile, thread);
+            if (progress.done.fetch_add(1, std::memory_order_acq_rel) + 1 == progress.tiles) open(progress.end);
         }
         current_.wait_while(static_cast<uint32_t>(index));
     }

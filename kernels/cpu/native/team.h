@@ -1,7 +1,8 @@
 // A team of threads that runs one program at a time, operation by operation.
 //
 // The caller of run() is one of them. Tiles of an operation are handed out by a counter; whoever finishes the last one
-// opens the next operation. Waiting spins for at most 20 microseconds, then sleeps in the kernel. With a core ledger only
+// opens the next operation. In a step of many rows, row-wise operations that follow each other are joined: a tile is then
+// some rows that one thread takes through all of them, so that what lies between stays in its own cache. Waiting spins for at most 20 microseconds, then sleeps in the kernel. With a core ledger only
 // as many threads take part as it grants: that is read again before every tile, the others sleep until it grants more.
 #pragma once
 #include <atomic>
@@ -46,6 +47,9 @@ private:
     struct alignas(64) Progress {
         std::atomic<int64_t> next{0};
         std::atomic<int64_t> done{0};
+        int64_t tiles = 0;
+        int64_t end = 0;      // the instruction after those of this tile
+        bool joins = false;   // tiles are rows of the joined operations up to `end`
     };
 
     void work(int thread);
@@ -54,6 +58,9 @@ private:
     void allow(int num_threads);       // these many threads take part from now on
     void wait_until_all_have_left();
     void open(int64_t index);  // makes instruction `index` the current one, passing over those with nothing to do
+    void announce(const BatonInstruction& mark);
+    int64_t end_of_joined(int64_t index) const;  // `index` itself where nothing can be joined
+    void run_tile(const Progress& progress, int64_t index, int64_t tile, int thread);
     int64_t rows_of(const BatonInstruction& instruction) const;
 
     const Variant& variant_;
@@ -62,7 +69,6 @@ private:
     const BatonInstruction* instructions_ = nullptr;
     int64_t count_ = 0;
     std::vector<Progress> progress_;
-    std::vector<int64_t> tiles_;
     std::vector<std::unique_ptr<Scratch>> scratch_;
     WaitWord current_;  // index of the open instruction
     WaitWord runs_;     // counts calls of run(), odd while one is open

@@ -1,6 +1,6 @@
 """The demo model with its blocks kept, on the host kernels, beside its dequantised weights in float32.
 
-Blocks meet inputs rounded to 12 bits, a scale for 32 of them: what that may cost is said here.
+Inputs are rounded to 16 bits and 4-bit blocks to whole numbers: what that may cost is said here.
 """
 
 from __future__ import annotations
