@@ -7,6 +7,9 @@
 #include "products_amx.inl"
 #endif
 #include "attention.inl"
+#include "sampling.inl"
+#include "blocks.inl"
+#include "merging.inl"
 
 namespace {
 
@@ -24,6 +27,12 @@ const Operation kOperations[BATON_NUM_OPS] = {
     {tiles_by_rows, run_take},        // BATON_OP_TAKE
     {nullptr, nullptr},               // BATON_OP_MARK
     {tiles_by_rows, run_argmax},      // BATON_OP_ARGMAX
+    {one_tile, run_uniforms},         // BATON_OP_UNIFORMS
+    {tiles_by_rows, run_draw},        // BATON_OP_DRAW
+    {tiles_by_rows, run_logprobs},    // BATON_OP_LOGPROBS
+    {tiles_of_move, run_move},        // BATON_OP_MOVE_BLOCKS
+    {tiles_by_rows, run_convert},     // BATON_OP_CONVERT_KV
+    {tiles_by_rows, run_merge_partials},  // BATON_OP_MERGE_PARTIALS
 };
 
 }  // namespace

@@ -1,0 +1,374 @@
+// Choosing tokens: random numbers, draws, log-probabilities.
+//
+// Draws follow kernels/reference/{philox,exponential,sampling}.py step by step: the same roundings in the same order of
+// sums, so the same ids. What is done in another order here is what no bit depends on: largest values, counts, sorting.
+//
+// Templates of the standard library are given types of this file only: what they become must stay inside the variant,
+// or the linker would keep one variant's code for all.
+#include <algorithm>
+
+namespace {
+
+constexpr int64_t kFold = 256;        // ids under one partial sum: part of the rule
+constexpr int64_t kFoldTogether = 8;  // blocks whose sums are taken side by side, none waiting for another
+constexpr int64_t kBuckets = 8192;    // of top-p's sort: 64 an octave
+constexpr int64_t kNoToken = -1;      // of a row whose logits are not finite
+
+struct Key { int32_t order; };  // see order_of
+struct Candidate { int32_t order, id; };
+struct Kept { double weight; };
+struct Standing { double normaliser; int64_t rank; };
+
+inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// ---- random numbers: Philox-4x32-10
+
+// The first two of the four words, as one number.
+inline uint64_t philox_words(uint64_t seed, uint32_t position, uint32_t choice, uint32_t purpose) {
+    uint32_t word[4] = {position, choice, purpose, 0}, key[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
+    for (int round = 0; round < 10; round++) {
+        const uint64_t left = uint64_t(word[0]) * 0xD2511F53u, right = uint64_t(word[2]) * 0xCD9E8D57u;
+        word[0] = static_cast<uint32_t>(right >> 32) ^ word[1] ^ key[0];
+        word[2] = static_cast<uint32_t>(left >> 32) ^ word[3] ^ key[1];
+        word[1] = static_cast<uint32_t>(right);
+        word[3] = static_cast<uint32_t>(left);
+        key[0] += 0x9E3779B9u;
+        key[1] += 0xBB67AE85u;
+    }
+    return uint64_t(word[0]) << 32 | word[1];
+}
+
+inline int64_t one_tile(const void*, int64_t rows, const StepPlan&) { return rows ? 1 : 0; }
+
+inline void run_uniforms(const void* arguments, int64_t rows, const StepPlan&, int64_t, Scratch&) {
+    const auto& a = *static_cast<const BatonUniforms*>(arguments);
+    for (int64_t row = 0; row < rows; row++) {
+        const uint64_t words = philox_words(a.seeds[row], static_cast<uint32_t>(a.positions[row]), static_cast<uint32_t>(a.choices[row]),
+                                            static_cast<uint32_t>(a.purpose));
+        a.out[row] = static_cast<double>(words >> 11) * 0x1p-53;
+    }
+}
+
+// ---- weights
+
+typedef float F8 __attribute__((vector_size(32)));
+typedef double D8 __attribute__((vector_size(64)));
+typedef uint64_t U8 __attribute__((vector_size(64)));
+
+// exp(x) in place, for x that is not above 0, by the steps of kernels/reference/exponential.py.
+__attribute__((always_inline)) inline void exponentiate(D8& x) {
+    constexpr double kMagic = 0x1.8p52;
+    const D8 zero = {}, least = zero - 708.0;
+    const D8 inside = x < least ? least : x;
+    const D8 shifted = inside * 0x1.71547652b82fep+0 + kMagic;
+    const D8 n = shifted - kMagic;
+    const D8 r = inside - n * 0x1.62e42feep-1 - n * 0x1.a39ef35793c76p-33;
+    D8 p = r * (1.0 / 6227020800.0) + 1.0 / 479001600.0;
+    p = p * r + 1.0 / 39916800.0;
+    p = p * r + 1.0 / 3628800.0;
+    p = p * r + 1.0 / 362880.0;
+    p = p * r + 1.0 / 40320.0;
+    p = p * r + 1.0 / 5040.0;
+    p = p * r + 1.0 / 720.0;
+    p = p * r + 1.0 / 120.0;
+    p = p * r + 1.0 / 24.0;
+    p = p * r + 1.0 / 6.0;
+    p = p * r + 0.5;
+    p = p * r + 1.0;
+    p = p * r + 1.0;
+    const U8 power = ((U8)shifted + 1023) << 52;  // the bits of 2^n: n stands in the last bits of `shifted`
+    p = p * (D8)power;
+    x = x < least ? zero : p;
+}
+
+struct Weighing {
+    double largest;       // logit of the row
+    double temperature;
+    double least_weight;  // smaller ones become 0
+    double least_logit;   // weights of smaller ones become 0
+};
+
+// exp((logit - largest) / temperature) of the kFold ids of one block; 0 behind the last of `count`.
+// Adds all of them to `check`: what is no number makes it none.
+inline void weigh_block(const float* logits, int64_t count, const Weighing& w, double* weights, D8& check) {
+    float padded[kFold];
+    if (count < kFold) {
+        for (int64_t i = 0; i < kFold; i++) padded[i] = i < count ? logits[i] : -INFINITY;
+        logits = padded;
+    }
+    const bool divides = w.temperature != 1.0;
+    const D8 zero = {};
+    for (int64_t i = 0; i < kFold; i += 8) {
+        F8 narrow;
+        std::memcpy(&narrow, logits + i, sizeof(narrow));
+        const D8 logit = __builtin_convertvector(narrow, D8);
+        D8 weight = logit - w.largest;
+        if (divides) weight /= w.temperature;
+        exponentiate(weight);
+        weight = weight < zero + w.least_weight ? zero : weight;
+        weight = logit < zero + w.least_logit ? zero : weight;
+        std::memcpy(weights + i, &weight, sizeof(weight));
+        check += weight;
+    }
+}
+
+// Left folds of N blocks side by side; weights below `least` count as 0.
+template <int N, bool kHasLeast> inline void fold_together(const double* weights, double least, double* sums) {
+    double total[N] = {};
+    for (int64_t i = 0; i < kFold; i++)
+        for (int b = 0; b < N; b++) {
+            const double weight = weights[b * kFold + i];
+            total[b] += kHasLeast && weight < least ? 0.0 : weight;
+        }
+    for (int b = 0; b < N; b++) sums[b] = total[b];
+}
+
+template <bool kHasLeast> inline void fold_blocks(const double* weights, int64_t blocks, double least, double* sums) {
+    int64_t b = 0;
+    for (; b + kFoldTogether <= blocks; b += kFoldTogether)
+        fold_together<kFoldTogether, kHasLeast>(weights + b * kFold, least, sums + b);
+    for (; b < blocks; b++) fold_together<1, kHasLeast>(weights + b * kFold, least, sums + b);
+}
+
+inline double fold_sums(const double* sums, int64_t blocks) {
+    double total = 0.0;
+    for (int64_t b = 0; b < blocks; b++) total += sums[b];
+    return total;
+}
+
+// ---- the best of a row
+
+inline int64_t fold_count(int64_t width) { return (width + kFold - 1) / kFold; }
+
+// The largest of each block of kFold, and of all.
+inline float block_maxima(const float* row, int64_t width, float* maxima) {
+    float largest = -INFINITY;
+    for (int64_t start = 0; start < width; start += kFold) {
+        const int64_t end = start + kFold < width ? start + kFold : width;
+        F top = all(-INFINITY);
+        int64_t i = start;
+        for (; i + 16 <= end; i += 16) top = larger(top, load(row + i));
+        float own = largest_lane(top);
+        for (; i < end; i++) own = row[i] > own ? row[i] : own;
+        maxima[start / kFold] = own;
+        largest = own > largest ? own : largest;
+    }
+    return largest;
+}
+
+// Integers in the order of floats, both zeros one of them: total, whatever the bits are.
+inline int32_t order_of(float x) {
+    const int32_t bits = static_cast<int32_t>(bits_from(x + 0.0f));
+    return bits < 0 ? bits ^ 0x7fffffff : bits;
+}
+inline float float_of(int32_t order) { return float_from(static_cast<uint32_t>(order < 0 ? order ^ 0x7fffffff : order)); }
+
+// The k-th largest of some keys.
+inline int32_t kth_of(Key* keys, int64_t count, int64_t k) {
+    std::nth_element(keys, keys + k - 1, keys + count, [](Key one, Key other) { return one.order > other.order; });
+    return keys[k - 1].order;
+}
+
+// A bound that at least k of the row reach: the k-th largest of the blocks' maxima. keys: room for one a block.
+inline int32_t bound_of_best(const float* maxima, int64_t blocks, int64_t k, Key* keys) {
+    if (k > blocks) return INT32_MIN;
+    for (int64_t b = 0; b < blocks; b++) keys[b] = {order_of(maxima[b])};
+    return kth_of(keys, blocks, k);
+}
+
+// body(id, order) in ascending order for every id of the blocks whose largest reaches the bound.
+template <typename Body> inline void each_candidate(const float* row, int64_t width, const float* maxima, int32_t bound, Body body) {
+    for (int64_t start = 0; start < width; start += kFold) {
+        if (order_of(maxima[start / kFold]) < bound) continue;
+        const int64_t end = start + kFold < width ? start + kFold : width;
+        for (int64_t i = start; i < end; i++) body(i, order_of(row[i]));
+    }
+}
+
+// The k-th largest of a row, counting equals; k in [1, width]. keys: room for `width`.
+inline float kth_largest(const float* row, int64_t width, int64_t k, const float* maxima, Key* keys) {
+    const int32_t bound = bound_of_best(maxima, fold_count(width), k, keys);
+    int64_t found = 0;
+    each_candidate(row, width, maxima, bound, [&](int64_t, int32_t order) {
+        keys[found] = {order};
+        found += order >= bound;
+    });
+    return float_of(kth_of(keys, found, k));
+}
+
+// ---- draws
+
+// Memory of one row's draw.
+struct DrawRoom {
+    double* weights;  // [blocks * kFold]
+    Kept* kept;       // the same
+    Kept* sorted;     // the same
+    Key* keys;        // the same, of half the size
+    double* sums;     // [blocks]
+    float* maxima;    // [blocks]
+    int32_t* starts;  // [kBuckets + 1]
+
+    DrawRoom(Scratch& scratch, int64_t blocks) {
+        const int64_t ids = blocks * kFold;
+        scratch.reserve((sizeof(double) + 2 * sizeof(Kept) + sizeof(Key)) * ids + (sizeof(double) + sizeof(float)) * blocks +
+                        sizeof(int32_t) * (kBuckets + 1) + 7 * 64);
+        weights = scratch.take<double>(ids);
+        kept = scratch.take<Kept>(ids);
+        sorted = scratch.take<Kept>(ids);
+        keys = scratch.take<Key>(ids);
+        sums = scratch.take<double>(blocks);
+        maxima = scratch.take<float>(blocks);
+        starts = scratch.take<int32_t>(kBuckets + 1);
+    }
+};
+
+// Weights by size, the largest first: all of a bucket are larger than all of the next.
+inline int64_t bucket_of(double weight) {
+    uint64_t bits;
+    std::memcpy(&bits, &weight, 8);
+    const uint64_t bucket = (0x3ff0000000000000u - bits) >> 46;  // weights are in (0, 1]
+    return bucket < kBuckets ? static_cast<int64_t>(bucket) : kBuckets - 1;
+}
+
+// The least weight that top-p keeps: of the largest, summed in falling order, the one that reaches top_p of the total.
+inline double least_of_top_p(const DrawRoom& room, int64_t count, double top_p, double total) {
+    const double wanted = top_p * total, floor = (1.0 - top_p) * total / static_cast<double>(count);
+    int64_t found = 0;
+    for (int64_t i = 0; i < count; i++) {
+        room.kept[found] = {room.weights[i]};
+        found += room.weights[i] >= floor;
+    }
+    int32_t* starts = room.starts;  // where the next one of each bucket goes; in the end, where the bucket ends
+    for (int64_t b = 0; b <= kBuckets; b++) starts[b] = 0;
+    for (int64_t i = 0; i < found; i++) starts[bucket_of(room.kept[i].weight) + 1]++;
+    for (int64_t b = 0; b < kBuckets; b++) starts[b + 1] += starts[b];
+    for (int64_t i = 0; i < found; i++) room.sorted[starts[bucket_of(room.kept[i].weight)]++] = room.kept[i];
+    double sum = 0.0;
+    for (int64_t b = 0, at = 0; b < kBuckets; b++) {
+        bool are_equal = true;
+        for (int64_t i = at + 1; i < starts[b]; i++) are_equal &= room.sorted[i].weight == room.sorted[at].weight;
+        if (!are_equal) std::sort(room.sorted + at, room.sorted + starts[b], [](Kept one, Kept other) { return one.weight > other.weight; });
+        for (; at < starts[b]; at++) {
+            sum += room.sorted[at].weight;
+            if (sum >= wanted) return room.sorted[at].weight;
+        }
+    }
+    return found ? room.sorted[found - 1].weight : 0.0;
+}
+
+// The id that kernels/reference/sampling.py draws; kNoToken where a logit is not finite and not -inf, or all are -inf.
+inline int64_t draw_id(const BatonDraw& a, int64_t row, const DrawRoom& room) {
+    const int64_t width = a.width, blocks = fold_count(width), top_k = a.top_k[row];
+    const float* logits = a.logits.data + row * a.logits.stride;
+    const float largest = block_maxima(logits, width, room.maxima);
+    const bool has_top_k = top_k > 0 && top_k < width;
+    const float least_logit = has_top_k ? kth_largest(logits, width, top_k, room.maxima, room.keys) : -INFINITY;
+    const Weighing weighing{largest, a.temperatures[row], a.min_p[row], least_logit};
+    D8 check = {};
+    for (int64_t b = 0; b < blocks; b++)
+        weigh_block(logits + b * kFold, lesser(kFold, width - b * kFold), weighing, room.weights + b * kFold, check);
+    fold_blocks<false>(room.weights, blocks, 0.0, room.sums);
+    double total = fold_sums(room.sums, blocks), least = 0.0, is_number = 0.0;
+    for (int i = 0; i < 8; i++) is_number += check[i];
+    if (!__builtin_isfinite(is_number) || !(total > 0.0)) return kNoToken;
+    if (a.top_p[row] < 1.0) {
+        least = least_of_top_p(room, blocks * kFold, a.top_p[row], total);
+        fold_blocks<true>(room.weights, blocks, least, room.sums);
+        total = fold_sums(room.sums, blocks);
+    }
+    const double threshold = a.uniforms[row] * total;
+    double before = 0.0;
+    int64_t block = 0;
+    while (block < blocks - 1 && !(before + room.sums[block] > threshold)) before += room.sums[block++];
+    const double* inside = room.weights + block * kFold;
+    double sum = 0.0;
+    for (int64_t i = 0; i < kFold; i++) {
+        sum += inside[i] < least ? 0.0 : inside[i];
+        if (before + sum > threshold) return block * kFold + i;
+    }
+    return kNoToken;
+}
+
+inline void run_draw(const void* arguments, int64_t rows, const StepPlan&, int64_t tile, Scratch& scratch) {
+    const auto& a = *static_cast<const BatonDraw*>(arguments);
+    const DrawRoom room(scratch, fold_count(a.width));
+    each_row(rows, tile, [&](int64_t row) { a.out[row] = draw_id(a, row, room); });
+}
+
+// ---- log-probabilities
+
+// Memory of one row's log-probabilities.
+struct LogprobsRoom {
+    double* weights;   // [kFoldTogether * kFold]
+    double* sums;      // [kFoldTogether]
+    float* maxima;     // [blocks]
+    Key* keys;         // [blocks]
+    Candidate* found;  // [blocks * kFold]
+
+    LogprobsRoom(Scratch& scratch, int64_t blocks) {
+        scratch.reserve(sizeof(double) * kFoldTogether * (kFold + 1) + (sizeof(float) + sizeof(Key) + sizeof(Candidate) * kFold) * blocks + 5 * 64);
+        weights = scratch.take<double>(kFoldTogether * kFold);
+        sums = scratch.take<double>(kFoldTogether);
+        maxima = scratch.take<float>(blocks);
+        keys = scratch.take<Key>(blocks);
+        found = scratch.take<Candidate>(blocks * kFold);
+    }
+};
+
+// (log(sum(exp(logits))) of a row, 1 + how many logits are larger than `chosen`); maxima are those of its blocks.
+inline Standing normaliser_and_rank(const float* row, int64_t width, float chosen, const LogprobsRoom& room) {
+    const int64_t blocks = fold_count(width);
+    const float largest = block_maxima(row, width, room.maxima);
+    const Weighing weighing{largest, 1.0, 0.0, -INFINITY};
+    double total = 0.0;
+    int64_t rank = 1;
+    D8 check = {};
+    for (int64_t first = 0; first < blocks; first += kFoldTogether) {
+        const int64_t some = lesser(kFoldTogether, blocks - first);
+        for (int64_t b = 0; b < some; b++) {
+            const float* logits = row + (first + b) * kFold;
+            const int64_t count = lesser(kFold, width - (first + b) * kFold);
+            weigh_block(logits, count, weighing, room.weights + b * kFold, check);
+            int32_t more = 0;
+            for (int64_t i = 0; i < count; i++) more += logits[i] > chosen;
+            rank += more;
+        }
+        fold_blocks<false>(room.weights, some, 0.0, room.sums);
+        for (int64_t b = 0; b < some; b++) total += room.sums[b];
+    }
+    return {static_cast<double>(largest) + std::log(total), rank};
+}
+
+// Puts the `count` largest logits first in `found`, the lower id first among equals.
+inline void find_best(const float* row, int64_t width, int64_t count, const LogprobsRoom& room) {
+    const int32_t bound = bound_of_best(room.maxima, fold_count(width), count, room.keys);
+    int64_t found = 0;
+    each_candidate(row, width, room.maxima, bound, [&](int64_t id, int32_t order) {
+        room.found[found] = {order, static_cast<int32_t>(id)};
+        found += order >= bound;
+    });
+    std::partial_sort(room.found, room.found + count, room.found + found, [](Candidate one, Candidate other) {
+        return one.order != other.order ? one.order > other.order : one.id < other.id;
+    });
+}
+
+inline void run_logprobs(const void* arguments, int64_t rows, const StepPlan&, int64_t tile, Scratch& scratch) {
+    const auto& a = *static_cast<const BatonLogprobs*>(arguments);
+    const LogprobsRoom room(scratch, fold_count(a.width));
+    each_row(rows, tile, [&](int64_t index) {
+        const float* row = a.logits.data + a.rows[index] * a.logits.stride;
+        const float chosen = row[a.token_ids[index]];
+        const auto [normaliser, rank] = normaliser_and_rank(row, a.width, chosen, room);
+        a.logprobs[index] = static_cast<double>(chosen) - normaliser;
+        a.ranks[index] = rank;
+        const int64_t count = lesser(a.num_top[index], a.width);
+        if (count) find_best(row, a.width, count, room);
+        for (int64_t i = 0; i < count; i++) {
+            const int32_t id = room.found[i].id;
+            a.top_ids[index * a.top_stride + i] = id;
+            a.top_logprobs[index * a.top_stride + i] = static_cast<double>(row[id]) - normaliser;
+        }
+    });
+}
+
+}  // namespace
