@@ -1,7 +1,7 @@
 """Chooses tokens for a batch of rows; the rule is `kernels.reference.sampling`.
 
-Greedy rows that nothing adjusts take one pass together. All others are taken a few rows at a time, so that their
-float64 weights stay in cache: copied where one of them is adjusted, and drawn.
+Greedy rows that nothing adjusts take one pass together. All others are taken some rows at a time, copied where one of
+them is adjusted, and drawn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.sampler.rows import Logprobs, SampledToken, SampleRow
 from kernels import ops
 from kernels.workspace import Workspace
 
-_CHUNK_ROWS = 8
+_CHUNK_ROWS = 32  # bounds the copies of adjusted rows
 _LEAST_TEMPERATURE = 0.01
 """Smaller temperatures above 0 are raised to this, as users of vLLM know it."""
 

@@ -80,6 +80,7 @@ def token_logprobs(
     addresses = (*map(_address, kept), *(result.data_ptr() for result in results))
     arguments = Logprobs(_rows(logits), *addresses, most, vocab_size)
     team.run_alone(Op.LOGPROBS, arguments, count)
+    assert not bool(logprobs.isnan().any()), "logits are not finite"
     listed = zip(*(result.tolist() for result in results), num_listed, strict=True)
     return [
         (logprob, rank, ids[:number], tops[:number]) for logprob, rank, ids, tops, number in listed

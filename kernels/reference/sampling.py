@@ -19,6 +19,7 @@ the total at the last id exactly, so every u in [0, 1) has its id.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -31,7 +32,7 @@ FOLD_BLOCK = 256
 """Ids under one partial sum: part of the rule, not a tuning knob."""
 
 _BANNED = float("-inf")
-_CHUNK_ROWS = 8  # of log-probabilities: their float64 weights stay in cache
+_CHUNK_ROWS = 8  # worked on at a time, so that their float64 weights stay in cache
 
 
 # ---------------------------------------------------------------- adjustments of one row, in place
@@ -100,6 +101,23 @@ def draw(
 
     Temperatures are above 0. top_k 0, top_p 1 and min_p 0 keep all.
     """
+    drawn = torch.empty(len(logits), dtype=torch.int64)
+    for start in range(0, len(logits), _CHUNK_ROWS):
+        own = slice(start, start + _CHUNK_ROWS)
+        settings = (temperatures[own], top_k[own], top_p[own], min_p[own])
+        drawn[own] = _draw(logits[own], uniforms[own], *settings, workspace)
+    return drawn
+
+
+def _draw(
+    logits: Tensor,
+    uniforms: Tensor,
+    temperatures: Sequence[float],
+    top_k: Sequence[int],
+    top_p: Sequence[float],
+    min_p: Sequence[float],
+    workspace: Workspace,
+) -> Tensor:
     weights = to_weights(logits, temperatures, workspace)
     flat = weights.flatten(1)  # [rows, vocab, padded to whole blocks]
     for index in range(len(logits)):
@@ -197,6 +215,7 @@ def token_logprobs(
         chunk = slice(start, start + _CHUNK_ROWS)
         own = logits[torch.tensor(rows[chunk])]  # [rows of the chunk, vocab]
         normalisers = log_normalisers(own, workspace).tolist()
+        assert all(map(math.isfinite, normalisers)), "logits are not finite"
         asked = zip(own, normalisers, token_ids[chunk], num_top[chunk], strict=True)
         answers += [row_logprobs(*each) for each in asked]
     return answers

@@ -223,7 +223,7 @@ struct BatonUniforms {
     int64_t purpose;
 };
 
-// An id a row (kernels/reference/sampling.py); -1 for a row whose logits are not finite.
+// An id a row (kernels/reference/sampling.py); -1 for a row whose logits are not finite, or all -inf.
 struct BatonDraw {
     BatonRows logits;
     const double* uniforms;      // [rows], like all that follow
@@ -235,7 +235,8 @@ struct BatonDraw {
     int64_t width;
 };
 
-// Of some rows of the logits: an id's log-probability and rank, and the best ids with theirs.
+// Of some rows of the logits: an id's log-probability and rank, and the best ids with theirs. No number is the
+// log-probability in a row whose logits are not finite, and nothing is listed for it.
 struct BatonLogprobs {
     BatonRows logits;
     const int64_t* rows;       // [rows] which of the logits

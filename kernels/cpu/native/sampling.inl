@@ -14,8 +14,8 @@ constexpr int64_t kFoldTogether = 8;  // blocks whose sums are taken side by sid
 constexpr int64_t kBuckets = 8192;    // of top-p's sort: 64 an octave
 constexpr int64_t kNoToken = -1;      // of a row whose logits are not finite
 
-struct Key { int32_t order; };  // see order_of
-struct Candidate { int32_t order, id; };
+struct Key { float logit; };
+struct Candidate { float logit; int32_t id; };
 struct Kept { double weight; };
 struct Standing { double normaliser; int64_t rank; };
 
@@ -52,6 +52,8 @@ inline void run_uniforms(const void* arguments, int64_t rows, const StepPlan&, i
 // ---- weights
 
 typedef float F8 __attribute__((vector_size(32)));
+typedef float F16 __attribute__((vector_size(64)));
+typedef int32_t I16 __attribute__((vector_size(64)));
 typedef double D8 __attribute__((vector_size(64)));
 typedef uint64_t U8 __attribute__((vector_size(64)));
 
@@ -88,9 +90,8 @@ struct Weighing {
     double least_logit;   // weights of smaller ones become 0
 };
 
-// exp((logit - largest) / temperature) of the kFold ids of one block; 0 behind the last of `count`.
-// Adds all of them to `check`: what is no number makes it none.
-inline void weigh_block(const float* logits, int64_t count, const Weighing& w, double* weights, D8& check) {
+// exp((logit - largest) / temperature) of the kFold ids of one block; 0 behind the last of `count`. The largest of them.
+inline double weigh_block(const float* logits, int64_t count, const Weighing& w, double* weights) {
     float padded[kFold];
     if (count < kFold) {
         for (int64_t i = 0; i < kFold; i++) padded[i] = i < count ? logits[i] : -INFINITY;
@@ -98,6 +99,7 @@ inline void weigh_block(const float* logits, int64_t count, const Weighing& w, d
     }
     const bool divides = w.temperature != 1.0;
     const D8 zero = {};
+    D8 top = {};
     for (int64_t i = 0; i < kFold; i += 8) {
         F8 narrow;
         std::memcpy(&narrow, logits + i, sizeof(narrow));
@@ -108,26 +110,27 @@ inline void weigh_block(const float* logits, int64_t count, const Weighing& w, d
         weight = weight < zero + w.least_weight ? zero : weight;
         weight = logit < zero + w.least_logit ? zero : weight;
         std::memcpy(weights + i, &weight, sizeof(weight));
-        check += weight;
+        top = weight > top ? weight : top;
     }
+    double largest = 0.0;
+    for (int i = 0; i < 8; i++) largest = top[i] > largest ? top[i] : largest;
+    return largest;
 }
 
 // Left folds of N blocks side by side; weights below `least` count as 0.
-template <int N, bool kHasLeast> inline void fold_together(const double* weights, double least, double* sums) {
+template <int N> inline void fold_together(const double* weights, const int64_t* blocks, double least, double* sums) {
+    const double* block[N];
     double total[N] = {};
+    for (int b = 0; b < N; b++) block[b] = weights + blocks[b] * kFold;
     for (int64_t i = 0; i < kFold; i++)
-        for (int b = 0; b < N; b++) {
-            const double weight = weights[b * kFold + i];
-            total[b] += kHasLeast && weight < least ? 0.0 : weight;
-        }
-    for (int b = 0; b < N; b++) sums[b] = total[b];
+        for (int b = 0; b < N; b++) total[b] += block[b][i] < least ? 0.0 : block[b][i];
+    for (int b = 0; b < N; b++) sums[blocks[b]] = total[b];
 }
 
-template <bool kHasLeast> inline void fold_blocks(const double* weights, int64_t blocks, double least, double* sums) {
-    int64_t b = 0;
-    for (; b + kFoldTogether <= blocks; b += kFoldTogether)
-        fold_together<kFoldTogether, kHasLeast>(weights + b * kFold, least, sums + b);
-    for (; b < blocks; b++) fold_together<1, kHasLeast>(weights + b * kFold, least, sums + b);
+// The same of at most kFoldTogether blocks, each sum in its block's place.
+inline void fold_picked(const double* weights, const int64_t* blocks, int64_t count, double least, double* sums) {
+    if (count == kFoldTogether) return fold_together<kFoldTogether>(weights, blocks, least, sums);
+    for (int64_t b = 0; b < count; b++) fold_together<1>(weights, blocks + b, least, sums);
 }
 
 inline double fold_sums(const double* sums, int64_t blocks) {
@@ -140,84 +143,98 @@ inline double fold_sums(const double* sums, int64_t blocks) {
 
 inline int64_t fold_count(int64_t width) { return (width + kFold - 1) / kFold; }
 
-// The largest of each block of kFold, and of all.
+// The largest of each block of kFold, and of all; no number where one of all is none.
 inline float block_maxima(const float* row, int64_t width, float* maxima) {
     float largest = -INFINITY;
+    bool are_numbers = true;
     for (int64_t start = 0; start < width; start += kFold) {
         const int64_t end = start + kFold < width ? start + kFold : width;
-        F top = all(-INFINITY);
+        F16 top = F16{} - INFINITY;
+        I16 others = {};
         int64_t i = start;
-        for (; i + 16 <= end; i += 16) top = larger(top, load(row + i));
-        float own = largest_lane(top);
-        for (; i < end; i++) own = row[i] > own ? row[i] : own;
+        for (; i + 16 <= end; i += 16) {
+            F16 logits;
+            std::memcpy(&logits, row + i, sizeof(logits));
+            others |= logits != logits;
+            top = logits > top ? logits : top;
+        }
+        float own = -INFINITY;
+        for (int lane = 0; lane < 16; lane++) {
+            own = top[lane] > own ? top[lane] : own;
+            are_numbers &= !others[lane];
+        }
+        for (; i < end; i++) {
+            own = row[i] > own ? row[i] : own;
+            are_numbers &= row[i] == row[i];
+        }
         maxima[start / kFold] = own;
         largest = own > largest ? own : largest;
     }
-    return largest;
+    return are_numbers ? largest : NAN;
 }
 
-// Integers in the order of floats, both zeros one of them: total, whatever the bits are.
-inline int32_t order_of(float x) {
-    const int32_t bits = static_cast<int32_t>(bits_from(x + 0.0f));
-    return bits < 0 ? bits ^ 0x7fffffff : bits;
-}
-inline float float_of(int32_t order) { return float_from(static_cast<uint32_t>(order < 0 ? order ^ 0x7fffffff : order)); }
+// The functions below are for rows whose logits are all numbers.
 
 // The k-th largest of some keys.
-inline int32_t kth_of(Key* keys, int64_t count, int64_t k) {
-    std::nth_element(keys, keys + k - 1, keys + count, [](Key one, Key other) { return one.order > other.order; });
-    return keys[k - 1].order;
+inline float kth_of(Key* keys, int64_t count, int64_t k) {
+    std::nth_element(keys, keys + k - 1, keys + count, [](Key one, Key other) { return one.logit > other.logit; });
+    return keys[k - 1].logit;
 }
 
 // A bound that at least k of the row reach: the k-th largest of the blocks' maxima. keys: room for one a block.
-inline int32_t bound_of_best(const float* maxima, int64_t blocks, int64_t k, Key* keys) {
-    if (k > blocks) return INT32_MIN;
-    for (int64_t b = 0; b < blocks; b++) keys[b] = {order_of(maxima[b])};
+inline float bound_of_best(const float* maxima, int64_t blocks, int64_t k, Key* keys) {
+    if (k > blocks) return -INFINITY;
+    for (int64_t b = 0; b < blocks; b++) keys[b] = {maxima[b]};
     return kth_of(keys, blocks, k);
 }
 
-// body(id, order) in ascending order for every id of the blocks whose largest reaches the bound.
-template <typename Body> inline void each_candidate(const float* row, int64_t width, const float* maxima, int32_t bound, Body body) {
+// Puts what reaches the bound first in `found`, as `make(logit, id)`, by ascending id; how many. found: room for all.
+template <typename T, typename Make>
+inline int64_t collect(const float* row, int64_t width, const float* maxima, float bound, T* found, Make make) {
+    int64_t count = 0;
     for (int64_t start = 0; start < width; start += kFold) {
-        if (order_of(maxima[start / kFold]) < bound) continue;
-        const int64_t end = start + kFold < width ? start + kFold : width;
-        for (int64_t i = start; i < end; i++) body(i, order_of(row[i]));
+        if (maxima[start / kFold] < bound) continue;
+        for (int64_t i = start, end = lesser(start + kFold, width); i < end; i++) {
+            found[count] = make(row[i], i);
+            count += row[i] >= bound;
+        }
     }
+    return count;
 }
 
 // The k-th largest of a row, counting equals; k in [1, width]. keys: room for `width`.
 inline float kth_largest(const float* row, int64_t width, int64_t k, const float* maxima, Key* keys) {
-    const int32_t bound = bound_of_best(maxima, fold_count(width), k, keys);
-    int64_t found = 0;
-    each_candidate(row, width, maxima, bound, [&](int64_t, int32_t order) {
-        keys[found] = {order};
-        found += order >= bound;
-    });
-    return float_of(kth_of(keys, found, k));
+    const float bound = bound_of_best(maxima, fold_count(width), k, keys);
+    const int64_t count = collect(row, width, maxima, bound, keys, [](float logit, int64_t) { return Key{logit}; });
+    return kth_of(keys, count, k);
 }
 
 // ---- draws
 
 // Memory of one row's draw.
 struct DrawRoom {
-    double* weights;  // [blocks * kFold]
-    Kept* kept;       // the same
-    Kept* sorted;     // the same
-    Key* keys;        // the same, of half the size
+    double* weights;  // [blocks * kFold] of the blocks that are alive, one after the other
+    double* tops;     // [blocks] the largest weight of each
+    int64_t* alive;   // [blocks] which ones they are, in ascending order
     double* sums;     // [blocks]
-    float* maxima;    // [blocks]
+    float* maxima;    // [blocks] largest logits, of all blocks
+    Kept* kept;       // [blocks * kFold]
+    Kept* sorted;     // [blocks * kFold]
+    Key* keys;        // [blocks * kFold]
     int32_t* starts;  // [kBuckets + 1]
 
     DrawRoom(Scratch& scratch, int64_t blocks) {
         const int64_t ids = blocks * kFold;
-        scratch.reserve((sizeof(double) + 2 * sizeof(Kept) + sizeof(Key)) * ids + (sizeof(double) + sizeof(float)) * blocks +
-                        sizeof(int32_t) * (kBuckets + 1) + 7 * 64);
+        scratch.reserve((sizeof(double) + 2 * sizeof(Kept) + sizeof(Key)) * ids +
+                        (2 * sizeof(double) + sizeof(int64_t) + sizeof(float)) * blocks + sizeof(int32_t) * (kBuckets + 1) + 9 * 64);
         weights = scratch.take<double>(ids);
+        tops = scratch.take<double>(blocks);
+        alive = scratch.take<int64_t>(blocks);
+        sums = scratch.take<double>(blocks);
+        maxima = scratch.take<float>(blocks);
         kept = scratch.take<Kept>(ids);
         sorted = scratch.take<Kept>(ids);
         keys = scratch.take<Key>(ids);
-        sums = scratch.take<double>(blocks);
-        maxima = scratch.take<float>(blocks);
         starts = scratch.take<int32_t>(kBuckets + 1);
     }
 };
@@ -231,12 +248,15 @@ inline int64_t bucket_of(double weight) {
 }
 
 // The least weight that top-p keeps: of the largest, summed in falling order, the one that reaches top_p of the total.
-inline double least_of_top_p(const DrawRoom& room, int64_t count, double top_p, double total) {
+inline double least_of_top_p(const DrawRoom& room, int64_t blocks, int64_t count, double top_p, double total) {
     const double wanted = top_p * total, floor = (1.0 - top_p) * total / static_cast<double>(count);
     int64_t found = 0;
-    for (int64_t i = 0; i < count; i++) {
-        room.kept[found] = {room.weights[i]};
-        found += room.weights[i] >= floor;
+    for (int64_t b = 0; b < blocks; b++) {
+        if (room.tops[b] < floor) continue;
+        for (int64_t i = b * kFold; i < (b + 1) * kFold; i++) {
+            room.kept[found] = {room.weights[i]};
+            found += room.weights[i] >= floor;
+        }
     }
     int32_t* starts = room.starts;  // where the next one of each bucket goes; in the end, where the bucket ends
     for (int64_t b = 0; b <= kBuckets; b++) starts[b] = 0;
@@ -256,35 +276,57 @@ inline double least_of_top_p(const DrawRoom& room, int64_t count, double top_p, 
     return found ? room.sorted[found - 1].weight : 0.0;
 }
 
-// The id that kernels/reference/sampling.py draws; kNoToken where a logit is not finite and not -inf, or all are -inf.
+// Sums of the blocks that are alive. Those whose largest weight is below `least` are 0 and not looked at again.
+inline void sum_blocks(const DrawRoom& room, int64_t blocks, double least) {
+    int64_t picked[kFoldTogether], waiting = 0;
+    for (int64_t b = 0; b < blocks; b++) {
+        room.sums[b] = 0.0;
+        if (room.tops[b] >= least) picked[waiting++] = b;
+        if (waiting < kFoldTogether && b < blocks - 1) continue;
+        fold_picked(room.weights, picked, waiting, least, room.sums);
+        waiting = 0;
+    }
+}
+
+// The id that kernels/reference/sampling.py draws; kNoToken where logits are not finite, or all are -inf.
+//
+// A block all of whose weights are 0 by top-k adds nothing to any sum and holds no id that can be drawn: it is not alive.
 inline int64_t draw_id(const BatonDraw& a, int64_t row, const DrawRoom& room) {
-    const int64_t width = a.width, blocks = fold_count(width), top_k = a.top_k[row];
+    const int64_t width = a.width, all_blocks = fold_count(width), top_k = a.top_k[row];
     const float* logits = a.logits.data + row * a.logits.stride;
     const float largest = block_maxima(logits, width, room.maxima);
+    if (!__builtin_isfinite(largest)) return kNoToken;
     const bool has_top_k = top_k > 0 && top_k < width;
     const float least_logit = has_top_k ? kth_largest(logits, width, top_k, room.maxima, room.keys) : -INFINITY;
     const Weighing weighing{largest, a.temperatures[row], a.min_p[row], least_logit};
-    D8 check = {};
-    for (int64_t b = 0; b < blocks; b++)
-        weigh_block(logits + b * kFold, lesser(kFold, width - b * kFold), weighing, room.weights + b * kFold, check);
-    fold_blocks<false>(room.weights, blocks, 0.0, room.sums);
-    double total = fold_sums(room.sums, blocks), least = 0.0, is_number = 0.0;
-    for (int i = 0; i < 8; i++) is_number += check[i];
-    if (!__builtin_isfinite(is_number) || !(total > 0.0)) return kNoToken;
+    int64_t blocks = 0;
+    for (int64_t b = 0; b < all_blocks; b++) {
+        if (room.maxima[b] < least_logit) continue;
+        room.tops[blocks] = weigh_block(logits + b * kFold, lesser(kFold, width - b * kFold), weighing, room.weights + blocks * kFold);
+        room.alive[blocks++] = b;
+    }
+    double least = 0.0;
+    sum_blocks(room, blocks, least);
+    double total = fold_sums(room.sums, blocks);
+    if (!(total > 0.0)) return kNoToken;
     if (a.top_p[row] < 1.0) {
-        least = least_of_top_p(room, blocks * kFold, a.top_p[row], total);
-        fold_blocks<true>(room.weights, blocks, least, room.sums);
+        least = least_of_top_p(room, blocks, all_blocks * kFold, a.top_p[row], total);
+        sum_blocks(room, blocks, least);
         total = fold_sums(room.sums, blocks);
     }
     const double threshold = a.uniforms[row] * total;
     double before = 0.0;
-    int64_t block = 0;
-    while (block < blocks - 1 && !(before + room.sums[block] > threshold)) before += room.sums[block++];
-    const double* inside = room.weights + block * kFold;
-    double sum = 0.0;
-    for (int64_t i = 0; i < kFold; i++) {
-        sum += inside[i] < least ? 0.0 : inside[i];
-        if (before + sum > threshold) return block * kFold + i;
+    for (int64_t b = 0; b < blocks; b++) {
+        if (!(before + room.sums[b] > threshold)) {
+            before += room.sums[b];
+            continue;
+        }
+        double sum = 0.0;
+        for (int64_t i = 0; i < kFold; i++) {
+            const double weight = room.weights[b * kFold + i];
+            sum += weight < least ? 0.0 : weight;
+            if (before + sum > threshold) return room.alive[b] * kFold + i;
+        }
     }
     return kNoToken;
 }
@@ -315,25 +357,27 @@ struct LogprobsRoom {
     }
 };
 
-// (log(sum(exp(logits))) of a row, 1 + how many logits are larger than `chosen`); maxima are those of its blocks.
+// (log(sum(exp(logits))) of a row, 1 + how many logits are larger than `chosen`); leaves the blocks' maxima in the room.
+// No number where logits are not finite, or all are -inf.
 inline Standing normaliser_and_rank(const float* row, int64_t width, float chosen, const LogprobsRoom& room) {
     const int64_t blocks = fold_count(width);
     const float largest = block_maxima(row, width, room.maxima);
+    if (!__builtin_isfinite(largest)) return {NAN, 0};
     const Weighing weighing{largest, 1.0, 0.0, -INFINITY};
+    const int64_t all_of_them[kFoldTogether] = {0, 1, 2, 3, 4, 5, 6, 7};
     double total = 0.0;
     int64_t rank = 1;
-    D8 check = {};
     for (int64_t first = 0; first < blocks; first += kFoldTogether) {
         const int64_t some = lesser(kFoldTogether, blocks - first);
         for (int64_t b = 0; b < some; b++) {
             const float* logits = row + (first + b) * kFold;
             const int64_t count = lesser(kFold, width - (first + b) * kFold);
-            weigh_block(logits, count, weighing, room.weights + b * kFold, check);
+            weigh_block(logits, count, weighing, room.weights + b * kFold);
             int32_t more = 0;
             for (int64_t i = 0; i < count; i++) more += logits[i] > chosen;
             rank += more;
         }
-        fold_blocks<false>(room.weights, some, 0.0, room.sums);
+        fold_picked(room.weights, all_of_them, some, 0.0, room.sums);
         for (int64_t b = 0; b < some; b++) total += room.sums[b];
     }
     return {static_cast<double>(largest) + std::log(total), rank};
@@ -341,14 +385,11 @@ inline Standing normaliser_and_rank(const float* row, int64_t width, float chose
 
 // Puts the `count` largest logits first in `found`, the lower id first among equals.
 inline void find_best(const float* row, int64_t width, int64_t count, const LogprobsRoom& room) {
-    const int32_t bound = bound_of_best(room.maxima, fold_count(width), count, room.keys);
-    int64_t found = 0;
-    each_candidate(row, width, room.maxima, bound, [&](int64_t id, int32_t order) {
-        room.found[found] = {order, static_cast<int32_t>(id)};
-        found += order >= bound;
-    });
+    const float bound = bound_of_best(room.maxima, fold_count(width), count, room.keys);
+    const int64_t found = collect(row, width, room.maxima, bound, room.found,
+                                  [](float logit, int64_t id) { return Candidate{logit, static_cast<int32_t>(id)}; });
     std::partial_sort(room.found, room.found + count, room.found + found, [](Candidate one, Candidate other) {
-        return one.order != other.order ? one.order > other.order : one.id < other.id;
+        return one.logit != other.logit ? one.logit > other.logit : one.id < other.id;
     });
 }
 
@@ -361,12 +402,12 @@ inline void run_logprobs(const void* arguments, int64_t rows, const StepPlan&, i
         const auto [normaliser, rank] = normaliser_and_rank(row, a.width, chosen, room);
         a.logprobs[index] = static_cast<double>(chosen) - normaliser;
         a.ranks[index] = rank;
-        const int64_t count = lesser(a.num_top[index], a.width);
+        const int64_t count = normaliser == normaliser ? lesser(a.num_top[index], a.width) : 0;
         if (count) find_best(row, a.width, count, room);
         for (int64_t i = 0; i < count; i++) {
             const int32_t id = room.found[i].id;
             a.top_ids[index * a.top_stride + i] = id;
-            a.top_logprobs[index * a.top_stride + i] = static_cast<double>(row[id]) - normaliser;
+            a.top_logprobs[index * a.top_stride + i] = static_cast<double>(room.found[i].logit) - normaliser;
         }
     });
 }

@@ -24,6 +24,9 @@ LAST_NUMBER = 1 - 2.0**-53
 LOGPROB_TOLERANCE = 1e-14
 """The logarithm of a sum of up to exp(11) in its last bit, and the last bit of what it is taken from."""
 
+BROKEN_ROWS = [[1.0, math.nan, 0.0], [math.nan] * 3, [1.0, math.inf, 0.0], [-math.inf] * 3]
+WHAT_BREAKS_THEM = ["a NaN", "NaNs", "an infinity", "all banned"]
+
 
 class Setting(NamedTuple):
     temperature: float = 1.0
@@ -156,11 +159,7 @@ def test_rows_may_lie_apart() -> None:
 
 
 @pytest.mark.parametrize("setting", [Setting(), Setting(top_k=2), Setting(top_p=0.5)])
-@pytest.mark.parametrize(
-    "row",
-    [[1.0, math.nan, 0.0], [math.nan] * 3, [1.0, math.inf, 0.0], [-math.inf] * 3],
-    ids=["a NaN", "NaNs", "an infinity", "all banned"],
-)
+@pytest.mark.parametrize("row", BROKEN_ROWS, ids=WHAT_BREAKS_THEM)
 def test_logits_that_are_no_numbers_are_refused(row: list[float], setting: Setting) -> None:
     logits = torch.stack((torch.tensor([1.0, 2.0, 3.0]), torch.tensor(row)))
     for backend in backends():
@@ -230,6 +229,14 @@ def test_logprobs_of_a_vocabulary(kind: str) -> None:
 def test_zeros_of_both_signs_are_equal() -> None:
     logits = torch.tensor([[0.0, -0.0, -1.0, -0.0, 0.0]])
     assert_logprobs_are_the_references(logits, [0, 0], [1, 2], [3, 5])
+
+
+@pytest.mark.parametrize("row", BROKEN_ROWS, ids=WHAT_BREAKS_THEM)
+def test_logprobs_of_what_is_no_number_are_refused(row: list[float]) -> None:
+    logits = torch.stack((torch.tensor([1.0, 2.0, 3.0]), torch.tensor(row)))
+    for backend in (*backends(), reference):
+        with pytest.raises(AssertionError, match="not finite"):
+            backend.token_logprobs(logits, [0, 1], [0, 0], [2, 3], Workspace())
 
 
 def test_an_id_that_the_model_lacks_is_our_mistake() -> None:
