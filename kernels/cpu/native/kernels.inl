@@ -8,6 +8,7 @@
 #endif
 #include "attention.inl"
 #include "sampling.inl"
+#include "logprobs.inl"
 #include "blocks.inl"
 #include "merging.inl"
 
