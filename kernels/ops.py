@@ -248,13 +248,15 @@ def penalise_frequency(
     _active.penalise_frequency(row, output, frequency_penalty, presence_penalty)
 
 
-def log_normalisers(logits: Tensor, workspace: Workspace) -> Tensor:
-    """log(sum(exp(logits))) of each row, float64 `[rows]`."""
-    return _active.log_normalisers(logits, workspace)
+def token_logprobs(
+    logits: Tensor,
+    rows: Sequence[int],
+    token_ids: Sequence[int],
+    num_top: Sequence[int],
+    workspace: Workspace,
+) -> list[tuple[float, int, list[int], list[float]]]:
+    """For each of some rows of the logits: an id's log-probability and rank, and its best ids with theirs.
 
-
-def row_logprobs(
-    row: Tensor, normaliser: float, token_id: int, num_top: int
-) -> tuple[float, int, list[int], list[float]]:
-    """Of a row `[vocab]`: an id's log-probability and rank (1 is best), and the best ids with theirs."""
-    return _active.row_logprobs(row, normaliser, token_id, num_top)
+    The rank counts strictly larger logits (1 is best); of equals the lower id is listed first.
+    """
+    return _active.token_logprobs(logits, rows, token_ids, num_top, workspace)

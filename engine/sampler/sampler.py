@@ -1,7 +1,7 @@
 """Chooses tokens for a batch of rows; the rule is `kernels.reference.sampling`.
 
-Greedy rows that nothing adjusts take one pass together. All others are copied, a few rows at a time so that their
-float64 weights stay in cache, adjusted and drawn.
+Greedy rows that nothing adjusts take one pass together. All others are taken some rows at a time, copied where one of
+them is adjusted, and drawn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.sampler.rows import Logprobs, SampledToken, SampleRow
 from kernels import ops
 from kernels.workspace import Workspace
 
-_CHUNK_ROWS = 8
+_CHUNK_ROWS = 32  # bounds the copies of adjusted rows
 _LEAST_TEMPERATURE = 0.01
 """Smaller temperatures above 0 are raised to this, as users of vLLM know it."""
 
@@ -39,12 +39,12 @@ class Sampler:
             chosen = ops.argmax(_select(logits, [rows[index].logits_row for index in plain]))
             _put(token_ids, plain, chosen)
         for chunk in _chunks(adjusted):
-            _put(token_ids, chunk, ops.argmax(_own_copy(logits, [rows[i] for i in chunk])))
+            _put(token_ids, chunk, ops.argmax(_adjusted(logits, [rows[i] for i in chunk])))
         numbers = _numbers([rows[index] for index in drawn]) if drawn else torch.empty(0)
         for start, chunk in zip(range(0, len(drawn), _CHUNK_ROWS), _chunks(drawn), strict=True):
             members = [rows[index] for index in chunk]
             own_numbers = numbers[start : start + len(chunk)]
-            _put(token_ids, chunk, self._draw(_own_copy(logits, members), members, own_numbers))
+            _put(token_ids, chunk, self._draw(_adjusted(logits, members), members, own_numbers))
         logprobs = self._logprobs(logits, rows, token_ids)
         return [SampledToken(token_id, logprobs.get(i)) for i, token_id in enumerate(token_ids)]
 
@@ -65,15 +65,16 @@ class Sampler:
     ) -> dict[int, Logprobs]:
         """For each row that wants them, by index: of the logits as the model gave them."""
         wanted = [index for index, row in enumerate(rows) if row.params.logprobs is not None]
-        found: dict[int, Logprobs] = {}
-        for chunk in _chunks(wanted):
-            own = logits[torch.tensor([rows[index].logits_row for index in chunk])]
-            normalisers = ops.log_normalisers(own, self._workspace).tolist()
-            for index, values, normaliser in zip(chunk, own, normalisers, strict=True):
-                num_top = rows[index].params.logprobs or 0
-                answer = ops.row_logprobs(values, normaliser, token_ids[index], num_top)
-                found[index] = Logprobs(*answer)
-        return found
+        if not wanted:
+            return {}
+        answers = ops.token_logprobs(
+            logits,
+            rows=[rows[index].logits_row for index in wanted],
+            token_ids=[token_ids[index] for index in wanted],
+            num_top=[rows[index].params.logprobs or 0 for index in wanted],
+            workspace=self._workspace,
+        )
+        return {i: Logprobs(*answer) for i, answer in zip(wanted, answers, strict=True)}
 
 
 def _by_kind(rows: Sequence[SampleRow]) -> tuple[list[int], list[int], list[int]]:
@@ -102,18 +103,22 @@ def _is_adjusted(row: SampleRow) -> bool:
 
 
 def _select(logits: Tensor, indices: list[int]) -> Tensor:
-    """Rows of the logits by index; the tensor itself when those are all rows in order."""
-    if indices == list(range(len(logits))):
-        return logits
+    """Rows of the logits by index: a view where they follow each other, a copy otherwise."""
+    first, end = indices[0], indices[0] + len(indices)
+    if indices == list(range(first, end)):
+        return logits[first:end]
     return logits[torch.tensor(indices)]
 
 
-def _own_copy(logits: Tensor, rows: list[SampleRow]) -> Tensor:
-    """The logits of a few rows as [rows, vocab_size], a copy, adjusted."""
-    own = logits[torch.tensor([row.logits_row for row in rows])]
-    for row, values in zip(rows, own, strict=True):
-        if _is_adjusted(row):
-            _adjust(values, row)
+def _adjusted(logits: Tensor, rows: list[SampleRow]) -> Tensor:
+    """The logits of a few rows as [rows, vocab_size], not to be changed: a copy if any of them is adjusted."""
+    indices = [row.logits_row for row in rows]
+    adjusted = [place for place, row in enumerate(rows) if _is_adjusted(row)]
+    if not adjusted:
+        return _select(logits, indices)
+    own = logits[torch.tensor(indices)]
+    for place in adjusted:
+        _adjust(own[place], rows[place])
     return own
 
 

@@ -1,7 +1,7 @@
 """The host backend: what `kernels.ops` calls when it runs on C++.
 
-Model operations run natively, one at a time or, recorded, a whole step in one call. What the sampler does to a row of
-logits is the reference's: it is a small part of a step.
+Operations run natively, one at a time or, recorded, a whole step of a model in one call. What adjusts a row of logits
+before a token is chosen is the reference's: it touches the few ids that a request names.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from collections.abc import Callable
 
 from kernels import reference
 from kernels.cpu.eager import Eager
-from kernels.cpu.host_program import HostProgram
 from kernels.cpu.ledger import CoreLedger
 from kernels.cpu.packing import pack
 from kernels.cpu.self_test import choose, difference
 from kernels.cpu.team import Team, variants
-from kernels.recording import Recording
 from kernels.weights import Weight
 
 logger = logging.getLogger(__name__)
@@ -27,20 +25,11 @@ class HostBackend(Eager):
 
     name = "cpu"
 
-    uniforms = staticmethod(reference.uniforms)
-    draw = staticmethod(reference.draw)
     allow_only = staticmethod(reference.allow_only)
     ban = staticmethod(reference.ban)
     add_bias = staticmethod(reference.add_bias)
     penalise_repetition = staticmethod(reference.penalise_repetition)
     penalise_frequency = staticmethod(reference.penalise_frequency)
-    log_normalisers = staticmethod(reference.log_normalisers)
-    row_logprobs = staticmethod(reference.row_logprobs)
-    copy_blocks = staticmethod(reference.copy_blocks)
-    gather_blocks = staticmethod(reference.gather_blocks)
-    scatter_blocks = staticmethod(reference.scatter_blocks)
-    convert_kv = staticmethod(reference.convert_kv)
-    merge_partials = staticmethod(reference.merge_partials)
 
     def __init__(
         self,
@@ -74,7 +63,3 @@ class HostBackend(Eager):
     def pack_rows(self, weight: Weight) -> Weight:
         """See `kernels.ops.pack_rows`: products and look-ups read the same panels."""
         return pack(weight)
-
-    def compile_step(self, recording: Recording) -> HostProgram:
-        """See `kernels.ops.compile_step`."""
-        return HostProgram(recording, self.team)

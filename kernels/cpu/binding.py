@@ -31,6 +31,12 @@ class Op(IntEnum):
     TAKE = 10
     MARK = 11
     ARGMAX = 12
+    UNIFORMS = 13
+    DRAW = 14
+    LOGPROBS = 15
+    MOVE_BLOCKS = 16
+    CONVERT_KV = 17
+    MERGE_PARTIALS = 18
 
 
 class WeightKind(IntEnum):
@@ -258,6 +264,88 @@ class Mark(ctypes.Structure):
     _fields_ = [("layer", c_int64)]
 
 
+class Uniforms(ctypes.Structure):
+    """BatonUniforms."""
+
+    _fields_ = [
+        ("seeds", c_void_p),
+        ("positions", c_void_p),
+        ("choices", c_void_p),
+        ("out", c_void_p),
+        ("purpose", c_int64),
+    ]
+
+
+class Draw(ctypes.Structure):
+    """BatonDraw."""
+
+    _fields_ = [
+        ("logits", Rows),
+        ("uniforms", c_void_p),
+        ("temperatures", c_void_p),
+        ("top_k", c_void_p),
+        ("top_p", c_void_p),
+        ("min_p", c_void_p),
+        ("out", c_void_p),
+        ("width", c_int64),
+    ]
+
+
+class Logprobs(ctypes.Structure):
+    """BatonLogprobs."""
+
+    _fields_ = [
+        ("logits", Rows),
+        ("rows", c_void_p),
+        ("token_ids", c_void_p),
+        ("num_top", c_void_p),
+        ("logprobs", c_void_p),
+        ("ranks", c_void_p),
+        ("top_ids", c_void_p),
+        ("top_logprobs", c_void_p),
+        ("top_stride", c_int64),
+        ("width", c_int64),
+    ]
+
+
+class MoveBlocks(ctypes.Structure):
+    """BatonMoveBlocks."""
+
+    _fields_ = [
+        ("source", c_void_p),
+        ("destination", c_void_p),
+        ("source_blocks", c_void_p),
+        ("destination_blocks", c_void_p),
+        ("source_stride", c_int64),
+        ("destination_stride", c_int64),
+        ("block_bytes", c_int64),
+    ]
+
+
+class ConvertKv(ctypes.Structure):
+    """BatonConvertKv."""
+
+    _fields_ = [
+        ("source", NativeKvView),
+        ("destination", NativeKvView),
+        ("source_blocks", c_void_p),
+        ("destination_blocks", c_void_p),
+    ]
+
+
+class MergePartials(ctypes.Structure):
+    """BatonMergePartials."""
+
+    _fields_ = [
+        ("outputs", c_void_p),
+        ("log_sums", c_void_p),
+        ("out", c_void_p),
+        ("num_partials", c_int64),
+        ("num_heads", c_int64),
+        ("head_dim", c_int64),
+    ]
+
+
 _STRUCTS: dict[str, type[ctypes.Structure]] = {
     "BatonRows": Rows,
     "BatonQuantRows": QuantRows,
@@ -277,6 +365,12 @@ _STRUCTS: dict[str, type[ctypes.Structure]] = {
     "BatonTake": Take,
     "BatonMark": Mark,
     "BatonArgmax": Argmax,
+    "BatonUniforms": Uniforms,
+    "BatonDraw": Draw,
+    "BatonLogprobs": Logprobs,
+    "BatonMoveBlocks": MoveBlocks,
+    "BatonConvertKv": ConvertKv,
+    "BatonMergePartials": MergePartials,
 }
 
 

@@ -1,4 +1,4 @@
-"""Operations one at a time on tensors: what a program does, for tests and for code that records nothing.
+"""Operations one at a time on tensors: what a program does, what comes after it, and code that records nothing.
 
 Every function has the meaning of its namesake in `kernels.ops`. Inputs are float32 with contiguous rows.
 """
@@ -6,22 +6,35 @@ Every function has the meaning of its namesake in `kernels.ops`. Inputs are floa
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.cpu import blocks, sampling
 from kernels.cpu.arguments import arguments_of
-from kernels.cpu.binding import ROWS_TOKENS, Instruction, Op, QuantRows, Rows, Step
+from kernels.cpu.binding import (
+    ROWS_TOKENS,
+    Instruction,
+    MergePartials,
+    Op,
+    QuantRows,
+    Rows,
+    Step,
+)
+from kernels.cpu.host_program import HostProgram
 from kernels.cpu.lowering import Node, QuantBuffer, host_parts
 from kernels.cpu.packing import pack
 from kernels.cpu.places import Buffer, Place
 from kernels.cpu.quant_memory import LEAST_ROWS, QuantMemory
 from kernels.cpu.team import Team
 from kernels.kv_view import KVView
+from kernels.recording import Recording
 from kernels.step import StepMetadata
 from kernels.weights import Weight
+from kernels.workspace import Workspace
 
 
 class _Tensors:
@@ -200,6 +213,80 @@ class Eager:
         memory = _Tensors(len(out))
         self._one(Op.ARGMAX, {"inputs": memory.place(logits)}, memory, len(out), out=out)
         return out
+
+    def uniforms(
+        self,
+        seeds: Sequence[int],
+        positions: Sequence[int],
+        choices: Sequence[int],
+        purpose: int = 0,
+    ) -> Tensor:
+        """float64 `[rows]`."""
+        return sampling.uniforms(self._team, seeds, positions, choices, purpose)
+
+    def draw(
+        self,
+        logits: Tensor,
+        uniforms: Tensor,
+        temperatures: Sequence[float],
+        top_k: Sequence[int],
+        top_p: Sequence[float],
+        min_p: Sequence[float],
+        workspace: Workspace,
+    ) -> Tensor:
+        """int64 `[rows]`. The threads have memory of their own: the workspace stays unused."""
+        settings = (temperatures, top_k, top_p, min_p)
+        return sampling.draw(self._team, logits, uniforms, *settings)
+
+    def token_logprobs(
+        self,
+        logits: Tensor,
+        rows: Sequence[int],
+        token_ids: Sequence[int],
+        num_top: Sequence[int],
+        workspace: Workspace,
+    ) -> list[tuple[float, int, list[int], list[float]]]:
+        """An answer for each of `rows`. The workspace stays unused."""
+        return sampling.token_logprobs(self._team, logits, rows, token_ids, num_top)
+
+    def copy_blocks(self, pool: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+        """Inside the pool."""
+        blocks.copy_blocks(self._team, pool, pairs)
+
+    def gather_blocks(self, pool: Tensor, block_ids: Sequence[int]) -> Tensor:
+        """`[n, block_bytes]`."""
+        return blocks.gather_blocks(self._team, pool, block_ids)
+
+    def scatter_blocks(self, staging: Tensor, pool: Tensor, block_ids: Sequence[int]) -> None:
+        """Into the pool."""
+        blocks.scatter_blocks(self._team, staging, pool, block_ids)
+
+    def convert_kv(
+        self,
+        source: KVView,
+        source_blocks: Sequence[int],
+        destination: KVView,
+        destination_blocks: Sequence[int],
+    ) -> None:
+        """Into the destination's pool."""
+        given = (source, source_blocks, destination, destination_blocks)
+        blocks.convert_kv(self._team, *given)
+
+    def merge_partials(self, outputs: Tensor, log_sums: Tensor) -> Tensor:
+        """`[T, Hq, D]`."""
+        assert outputs.dtype == log_sums.dtype == torch.float32, "partials are float32"
+        outputs, log_sums = outputs.contiguous(), log_sums.contiguous()
+        num_partials, num_rows, num_heads, head_dim = outputs.shape
+        assert log_sums.shape == outputs.shape[:3], "a log-sum for each vector"
+        out = torch.empty(num_rows, num_heads, head_dim)
+        addresses = (outputs.data_ptr(), log_sums.data_ptr(), out.data_ptr())
+        arguments = MergePartials(*addresses, num_partials, num_heads, head_dim)
+        self._team.run_alone(Op.MERGE_PARTIALS, arguments, num_rows)
+        return out
+
+    def compile_step(self, recording: Recording) -> HostProgram:
+        """See `kernels.ops.compile_step`."""
+        return HostProgram(recording, self._team)
 
     def _one(
         self, op: Op, places: dict[str, Place], memory: _Tensors, num_rows: int, **constants: Any

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.cpu.arguments import arguments_of
 from kernels.cpu.binding import ROWS_WANTED, Instruction, QuantRows, Rows, Step
-from kernels.cpu.lowering import LEAST_JOINED, MOST_JOINED, Lowered, QuantBuffer, lower
+from kernels.cpu.lowering import LEAST_JOINED, Lowered, QuantBuffer, lower
 from kernels.cpu.places import Place
 from kernels.cpu.quant_memory import LEAST_ROWS, QuantMemory
 from kernels.cpu.team import Team

@@ -20,9 +20,9 @@ from kernels.recording import Call, Recording
 from kernels.weights import Weight
 
 LEAST_JOINED, MOST_JOINED = 48, 112
-"""Rows that one thread takes through joined operations: enough to share the reading of weights, few enough for its cache."""
+"""Rows that a thread takes through joined operations: they share the reading of weights and fit its cache."""
 _MOST_PRODUCTS = 256 << 20
-"""Multiplications of one tile of joined operations: about a millisecond, after which a thread may give its core back."""
+"""Multiplications of a tile of joined operations: about a millisecond, after which a thread may give its core back."""
 _CUTS = ("paged_attention", "take_rows")
 
 

@@ -4,9 +4,8 @@ A quantised panel holds, for each group of columns, its quants and then 16 scale
 for a product of few rows, one tile of the matrix units for a product of many. Quants are bytes [4 columns' quads, 16
 outputs, 4 columns]; two quads share a byte where four bits are enough.
 
-Four-bit weights whose groups have 32 columns become whole numbers with one scale an output: slope * (quant - 8) + middle,
-rounded so that they reach 8,191. Their products need no scale before the end. What the rounding costs is in
-docs/decisions/0005.
+Four-bit weights whose groups have 32 columns become whole numbers, slope * (quant - 8) + middle, with one scale an
+output, rounded so that they reach 8,191. Their products need no scale before the end; docs/decisions/0005 says what that costs.
 """
 
 from __future__ import annotations

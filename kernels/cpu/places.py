@@ -3,8 +3,8 @@
 Buffers are named by the memory of the sample tensors. Each lives from its first to its last use; buffers that do not
 live at the same time share memory. Offsets are in floats for one row; memory of many rows multiplies them.
 
-A program's calls fall into phases, cut by attention, which looks at other rows. What lives in one phase alone each thread
-can keep for itself, for a few rows at a time; only what passes from one to another needs room for every row of a step.
+A program's calls fall into phases, cut by attention, which looks at other rows. What lives in one phase alone each
+thread can keep for itself, for a few rows at a time; what passes from one to another needs room for all rows of a step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Whether a variant of the kernels gives the bits that plain C++ gives on this machine.
 
-A few small operations of every kind, on one thread, before a variant is put in use: compilers and processors differ,
-and a variant that is only nearly right would break what batches, splits and restarts rely on. Costs some milliseconds
-a variant and process. What is found is remembered; nothing is chosen here.
+A few small operations of every kind and a recorded step, on one thread, before a variant is put in use: compilers and
+processors differ, and a variant that is only nearly right would break what batches, splits and restarts rely on. Costs
+some milliseconds a variant and process. What is found is remembered; nothing is chosen here.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from kernels.cpu.packing import pack
 from kernels.cpu.team import Team
 from kernels.gguf_formats import FORMAT_BY_NAME
 from kernels.kv_view import KVView
+from kernels.recording import Recorder, Recording, sample_recording
 from kernels.step import StepMetadata
-from kernels.weights import BlockWeight, DenseWeight, Weight
+from kernels.weights import BlockWeight, ChannelWeight, DenseWeight, Weight
+from kernels.workspace import Workspace
 
 PLAIN = "plain"
 
@@ -31,6 +33,12 @@ _LARGEST_BYTE = 0x77  # no two of them are a float16 that is infinite or no numb
 _HEADS, _KV_HEADS, _HEAD_DIM = 4, 2, 72
 _BLOCK_SIZE, _POSITIONS = 16, 70  # of attention: one tile and some
 _KV_TYPES = (torch.float32, torch.float16, torch.float8_e4m3fn, torch.int8)
+_GATED = 64  # columns between the gate and the product after it
+_VOCABULARY = (
+    2500  # of logits: blocks of ids summed side by side, some left over, the last one not whole
+)
+_NUM_TOP = 20
+_BLOCK_BYTES, _BLOCKS = 40_000, (2, 0)  # more than one piece of a move
 
 
 def choose(names: Sequence[str], judge: Callable[[str], str]) -> tuple[str, str]:
@@ -70,6 +78,10 @@ def _results(operations: Eager) -> Iterator[tuple[str, Tensor]]:
             yield f"{name} of {num_rows} rows", result
     for dtype in _KV_TYPES:
         yield from _attention_results(operations, dtype)
+    for dtype in (torch.float32, torch.bfloat16, torch.float8_e5m2):
+        yield f"conversion to {_name(dtype)}", _converted(operations, dtype)
+    yield from _sampling_results(operations)
+    yield from _other_results(operations)
 
 
 def _row_results(operations: Eager, num_rows: int) -> Iterator[tuple[str, Tensor]]:
@@ -84,12 +96,35 @@ def _row_results(operations: Eager, num_rows: int) -> Iterator[tuple[str, Tensor
     yield "rotation", operations.rope(heads, cos, sin)
     for name, weight in _weights().items():
         yield f"{name} product", operations.linear(inputs, weight)
+    yield "argmax", operations.argmax((4 * _numbers(num_rows, _VOCABULARY)).round())
+    yield "recorded step", _recorded(operations, num_rows)
+
+
+def _recorded(operations: Eager, num_rows: int) -> Tensor:
+    """What a program does as one operation: norms and gates that quantise what products read."""
+    recorder, recording = Recorder(), sample_recording()
+    recording.output = _step_of_a_model(recorder, recording)
+    recording.calls = recorder.calls
+    ids, rows = torch.arange(num_rows), torch.arange(num_rows)
+    metadata = StepMetadata(ids, torch.zeros(1, 1, dtype=torch.int32), (0, num_rows), (num_rows,))
+    return operations.compile_step(recording).run(ids, ids, metadata, rows).clone()
+
+
+def _step_of_a_model(recorder: Recorder, recording: Recording) -> Tensor:
+    (gate, down), norm = _step_weights(), _numbers(_COLUMNS)
+    hidden = recorder.embedding(recording.token_ids, _weights()["dense"])
+    gate_up = recorder.linear(recorder.rms_norm(hidden, norm, 1e-5), gate)
+    added = recorder.linear(recorder.silu_mul(gate_up), down)
+    normed, hidden = recorder.add_rms_norm(added, hidden, norm, 1e-5)
+    added = recorder.linear(recorder.gelu_mul(recorder.linear(normed, gate)), down)
+    last, _ = recorder.add_rms_norm(added, hidden, norm, 1e-5)
+    return recorder.take_rows(last, recording.wanted)
 
 
 def _attention_results(operations: Eager, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     shape = (_POSITIONS, _KV_HEADS, _HEAD_DIM)
     layer, metadata = _pool(dtype), _step(_POSITIONS)
-    name = f"attention over {str(dtype).removeprefix('torch.')}"
+    name = f"attention over {_name(dtype)}"
     operations.write_kv(_numbers(*shape), _numbers(*shape).flip(0), layer, metadata)
     yield f"{name}: what is written", layer.values
     for num_rows in _ROWS:
@@ -98,11 +133,57 @@ def _attention_results(operations: Eager, dtype: torch.dtype) -> Iterator[tuple[
         yield f"{name} of {num_rows} rows", result
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _converted(operations: Eager, dtype: torch.dtype) -> Tensor:
+    """A pool of int8 with scales, read, and written as `dtype`."""
+    source, destination = _pool(torch.int8), _pool(dtype, has_scales=False)
+    source.values.view(torch.uint8).flatten()[:] = torch.arange(source.values.numel()) % 255
+    assert source.scales is not None
+    source.scales.copy_(_numbers(*source.scales.shape).abs())
+    blocks = range(source.num_blocks)
+    operations.convert_kv(source, blocks, destination, blocks[::-1])
+    return destination.values
+
+
+def _sampling_results(operations: Eager) -> Iterator[tuple[str, Tensor]]:
+    temperatures, top_k = [1.0, 0.7, 2.0, 0.3], [0, 40, 0, 900]
+    top_p, min_p = [1.0, 0.9, 0.5, 1.0], [0.0, 0.0, 0.01, 0.0]
+    logits, rows = 6 * _numbers(4, _VOCABULARY), range(4)
+    numbers = operations.uniforms(rows, rows, rows)
+    yield "random numbers", numbers
+    yield "draw", operations.draw(logits, numbers, temperatures, top_k, top_p, min_p, Workspace())
+    answers = operations.token_logprobs(logits, rows, rows, [_NUM_TOP] * len(rows), Workspace())
+    numbers_of_each = [[logprob, rank, *ids, *tops] for logprob, rank, ids, tops in answers]
+    yield "log-probabilities", torch.tensor(numbers_of_each, dtype=torch.float64)
+
+
+def _other_results(operations: Eager) -> Iterator[tuple[str, Tensor]]:
+    partials, log_sums = _numbers(3, 5, _HEADS, _HEAD_DIM), 9 * _numbers(3, 5, _HEADS)
+    yield "merge", operations.merge_partials(partials, log_sums)
+    pool = torch.arange(3 * _BLOCK_BYTES).to(torch.uint8).view(3, _BLOCK_BYTES)
+    staging = operations.gather_blocks(pool, _BLOCKS)
+    operations.scatter_blocks(staging, pool, _BLOCKS[::-1])
+    operations.copy_blocks(pool, [(2, 1)])
+    yield "moved blocks", torch.cat((staging, pool))
+
+
 @cache
 def _weights() -> dict[str, Weight]:
     """A packed weight for every inner loop of the products."""
     dense = DenseWeight(_numbers(_OUTPUTS, _COLUMNS))
     return {"dense": pack(dense), **{name: pack(_blocks(name)) for name in _QUANTISED}}
+
+
+@cache
+def _step_weights() -> tuple[Weight, Weight]:
+    """Quantised weights of a gate and of what follows it; their products are of the size of 1."""
+    shapes = ((2 * _GATED, _COLUMNS), (_COLUMNS, _GATED))
+    quants = [(_numbers(*shape) * 127).to(torch.int8) for shape in shapes]
+    gate, down = (pack(ChannelWeight(each, torch.full((len(each),), 1e-3))) for each in quants)
+    return gate, down
 
 
 def _blocks(name: str) -> BlockWeight:
@@ -120,9 +201,9 @@ def _numbers(*shape: int) -> Tensor:
     return torch.rand(shape, generator=generator) * 2 - 1
 
 
-def _pool(dtype: torch.dtype) -> KVView:
+def _pool(dtype: torch.dtype, has_scales: bool = True) -> KVView:
     shape = (1 + -(-_POSITIONS // _BLOCK_SIZE), _KV_HEADS, 2, _BLOCK_SIZE)
-    scales = torch.zeros(shape) if dtype.itemsize == 1 else None
+    scales = torch.zeros(shape) if has_scales and dtype.itemsize == 1 else None
     return KVView(torch.zeros(*shape, _HEAD_DIM).to(dtype), scales)
 
 

@@ -7,7 +7,7 @@ import weakref
 from functools import cache
 
 from core.errors import ConfigError
-from kernels.cpu.binding import Instruction, Step, library
+from kernels.cpu.binding import ROWS_TOKENS, Instruction, Op, Step, library
 from kernels.cpu.ledger import CoreLedger
 
 _ENDED = 1 << 31
@@ -55,6 +55,11 @@ class Team:
     def run(self, instructions: ctypes.Array[Instruction], count: int, step: Step) -> None:
         """Run the first `count` instructions on one step. The interpreter's lock is free meanwhile."""
         self._native.baton_run(self._team, instructions, count, ctypes.byref(step))
+
+    def run_alone(self, op: Op, arguments: ctypes.Structure, num_rows: int) -> None:
+        """Run one operation on `num_rows` rows. What `arguments` points to lives until this returns."""
+        instruction = Instruction(op, ROWS_TOKENS, ctypes.addressof(arguments))
+        self.run((Instruction * 1)(instruction), 1, Step(num_tokens=num_rows))
 
     def reset_mark(self) -> None:
         """Forget the last program's marks."""

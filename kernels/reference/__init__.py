@@ -27,10 +27,9 @@ from kernels.reference.sampling import (
     argmax,
     ban,
     draw,
-    log_normalisers,
     penalise_frequency,
     penalise_repetition,
-    row_logprobs,
+    token_logprobs,
 )
 
 __all__ = [
@@ -46,7 +45,6 @@ __all__ = [
     "gather_blocks",
     "gelu_mul",
     "linear",
-    "log_normalisers",
     "merge_partials",
     "pack",
     "pack_rows",
@@ -56,10 +54,10 @@ __all__ = [
     "rms_norm",
     "rope",
     "rope_angles",
-    "row_logprobs",
     "scatter_blocks",
     "silu_mul",
     "take_rows",
+    "token_logprobs",
     "uniforms",
     "write_kv",
 ]

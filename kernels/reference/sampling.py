@@ -5,7 +5,7 @@ order of vLLM, and what this module fixes where others leave it open:
 
     adjust    allowed ids, banned ids, bias, then repetition, frequency, presence penalty (float32, in place)
     greedy    the largest logit; the lowest id among equals
-    weights   exp((logit - largest) / temperature), float64
+    weights   exp((logit - largest) / temperature), float64, by the steps of `kernels.reference.exponential`
     min-p     keep weights of at least min_p times the largest, which is 1
     top-k     keep logits of at least the k-th largest: all that equal it stay
     top-p     keep the fewest, largest first, whose sum reaches top_p of what is kept so far; all that equal the last
@@ -19,17 +19,20 @@ the total at the last id exactly, so every u in [0, 1) has its id.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from kernels.reference.exponential import PIECE, exponentiate
 from kernels.workspace import Workspace
 
 FOLD_BLOCK = 256
 """Ids under one partial sum: part of the rule, not a tuning knob."""
 
 _BANNED = float("-inf")
+_CHUNK_ROWS = 8  # worked on at a time, so that their float64 weights stay in cache
 
 
 # ---------------------------------------------------------------- adjustments of one row, in place
@@ -98,6 +101,23 @@ def draw(
 
     Temperatures are above 0. top_k 0, top_p 1 and min_p 0 keep all.
     """
+    drawn = torch.empty(len(logits), dtype=torch.int64)
+    for start in range(0, len(logits), _CHUNK_ROWS):
+        own = slice(start, start + _CHUNK_ROWS)
+        settings = (temperatures[own], top_k[own], top_p[own], min_p[own])
+        drawn[own] = _draw(logits[own], uniforms[own], *settings, workspace)
+    return drawn
+
+
+def _draw(
+    logits: Tensor,
+    uniforms: Tensor,
+    temperatures: Sequence[float],
+    top_k: Sequence[int],
+    top_p: Sequence[float],
+    min_p: Sequence[float],
+    workspace: Workspace,
+) -> Tensor:
     weights = to_weights(logits, temperatures, workspace)
     flat = weights.flatten(1)  # [rows, vocab, padded to whole blocks]
     for index in range(len(logits)):
@@ -113,7 +133,10 @@ def draw(
 def to_weights(logits: Tensor, temperatures: Sequence[float], workspace: Workspace) -> Tensor:
     """exp((logit - largest) / temperature), float64 [rows, blocks, FOLD_BLOCK]; zero behind the last id."""
     num_rows, vocab_size = logits.shape
-    weights = workspace.take(num_rows, -(-vocab_size // FOLD_BLOCK), FOLD_BLOCK)
+    num_blocks = -(-vocab_size // FOLD_BLOCK)
+    size = num_rows * num_blocks * FOLD_BLOCK
+    memory = workspace.take(size + 3 * PIECE)
+    weights = memory[:size].view(num_rows, num_blocks, FOLD_BLOCK)
     flat = weights.view(num_rows, -1)
     flat[:, :vocab_size] = logits
     flat[:, vocab_size:] = _BANNED
@@ -122,7 +145,7 @@ def to_weights(logits: Tensor, temperatures: Sequence[float], workspace: Workspa
     flat.sub_(largest)
     if any(temperature != 1.0 for temperature in temperatures):
         flat.div_(scale)
-    flat.exp_()
+    exponentiate(memory[:size], memory[size:].view(3, PIECE))
     return weights
 
 
@@ -177,6 +200,25 @@ def _first_above(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------- log-probabilities
+
+
+def token_logprobs(
+    logits: Tensor,
+    rows: Sequence[int],
+    token_ids: Sequence[int],
+    num_top: Sequence[int],
+    workspace: Workspace,
+) -> list[tuple[float, int, list[int], list[float]]]:
+    """Of some rows of logits [rows, vocab]: what `row_logprobs` says of each."""
+    answers = []
+    for start in range(0, len(rows), _CHUNK_ROWS):
+        chunk = slice(start, start + _CHUNK_ROWS)
+        own = logits[torch.tensor(rows[chunk])]  # [rows of the chunk, vocab]
+        normalisers = log_normalisers(own, workspace).tolist()
+        assert all(map(math.isfinite, normalisers)), "logits are not finite"
+        asked = zip(own, normalisers, token_ids[chunk], num_top[chunk], strict=True)
+        answers += [row_logprobs(*each) for each in asked]
+    return answers
 
 
 def log_normalisers(logits: Tensor, workspace: Workspace) -> Tensor:

@@ -2,8 +2,8 @@
 
 Weights are float64 `[rows, blocks of FOLD_BLOCK ids]`. Each block is folded left to right by one lane, then the
 blocks' sums, then the one block that the number falls into: the plain left folds of the rule, not the trees that
-cards like better, so that a seed gives the token that it gives everywhere. exp is the card's own: a number that falls
-within its last bit of a boundary may draw the neighbour.
+cards like better, so that a seed gives the token that it gives everywhere. exp is the card's own and not the rule's: a
+number that falls within its last bits of a boundary may draw the neighbour.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def draw(
 
 
 def log_normalisers(logits: Tensor, workspace: Workspace) -> Tensor:
-    """See `kernels.ops.log_normalisers`. The workspace is host memory and stays unused."""
+    """See `kernels.reference.sampling.log_normalisers`. The workspace is host memory and stays unused."""
     num_rows = len(logits)
     largest = largest_logits(logits)[0]
     keep_all = torch.full_like(largest, float("-inf"))

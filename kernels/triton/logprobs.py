@@ -1,4 +1,4 @@
-"""Log-probabilities of one row: the rank of a token and the best ids, pieces of the row first, then the pieces.
+"""Log-probabilities row by row: the rank of a token and the best ids, pieces of the row first, then the pieces.
 
 A piece's best are found one after the other, each the largest behind the one before it in the order "largest first,
 then lowest id", and so are the best of the pieces' best: the order of the rule, whatever equals whatever.
@@ -6,14 +6,18 @@ then lowest id", and so are the best of the pieces' best: the order of the rule,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton.drawing import log_normalisers
 from kernels.triton.largest import largest_and_id
 from kernels.triton.launch import launch
 from kernels.triton.tuning import VOCABULARY_BLOCK
+from kernels.workspace import Workspace
 
 
 @triton.jit
@@ -68,10 +72,26 @@ def _row_kernel(
     _best_first(values, ids, values_ptr, ids_ptr, num_best)
 
 
+def token_logprobs(
+    logits: Tensor,
+    rows: Sequence[int],
+    token_ids: Sequence[int],
+    num_top: Sequence[int],
+    workspace: Workspace,
+) -> list[tuple[float, int, list[int], list[float]]]:
+    """See `kernels.ops.token_logprobs`. The workspace is host memory and stays unused."""
+    if not rows:
+        return []
+    own = logits[torch.tensor(rows, device=logits.device)]  # [rows asked for, vocab]
+    normalisers = log_normalisers(own, workspace).tolist()
+    asked = zip(own, normalisers, token_ids, num_top, strict=True)
+    return [row_logprobs(*each) for each in asked]
+
+
 def row_logprobs(
     row: Tensor, normaliser: float, token_id: int, num_top: int
 ) -> tuple[float, int, list[int], list[float]]:
-    """See `kernels.ops.row_logprobs`."""
+    """See `kernels.reference.sampling.row_logprobs`."""
     assert row.is_contiguous(), "a row is contiguous"
     vocab_size = len(row)
     num_best = min(num_top, vocab_size)

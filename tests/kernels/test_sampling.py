@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kernels.reference import sampling
 from kernels.reference.philox import uniforms
-from kernels.reference.sampling import FOLD_BLOCK
 from kernels.workspace import Workspace
+from tests.support.sampling_rule import restated_draw
 
 VOCAB_SIZES = [1, 5, 255, 256, 257, 1000, 1024]
 
@@ -50,40 +50,6 @@ def kept_ids(
     rows = logits.expand(num_draws, -1)
     lists = [temperature] * num_draws, [top_k] * num_draws, [top_p] * num_draws, [min_p] * num_draws
     return set(sampling.draw(rows, grid, *lists, Workspace()).tolist())
-
-
-def restated_draw(
-    logits: list[float], u: float, temperature: float, top_k: int, top_p: float, min_p: float
-) -> int:
-    """The rule in plain Python, as the module's docstring states it."""
-    largest = max(logits)
-    exponents = torch.tensor([(x - largest) / temperature for x in logits], dtype=torch.float64)
-    weights = exponents.exp().tolist()
-    weights = [w if w >= min_p else 0.0 for w in weights]
-    if 0 < top_k < len(logits):
-        least_logit = sorted(logits, reverse=True)[top_k - 1]
-        weights = [w if x >= least_logit else 0.0 for w, x in zip(weights, logits, strict=True)]
-    if top_p < 1:
-        _, total = restated_fold(weights)
-        mass = 0.0
-        for weight in sorted(weights, reverse=True):
-            mass += weight
-            if mass >= top_p * total:
-                break
-        weights = [w if w >= weight else 0.0 for w in weights]
-    sums, total = restated_fold(weights)
-    return next(i for i, s in enumerate(sums) if s > u * total)
-
-
-def restated_fold(weights: list[float]) -> tuple[list[float], float]:
-    sums, before = [], 0.0
-    for start in range(0, len(weights), FOLD_BLOCK):
-        inside = 0.0
-        for weight in weights[start : start + FOLD_BLOCK]:
-            inside += weight
-            sums.append(before + inside)
-        before += inside
-    return sums, before
 
 
 # ---------------------------------------------------------------- greedy
@@ -299,6 +265,18 @@ def test_logprobs_are_log_softmax(vocab_size: int) -> None:
             assert rank == place + 1
             assert top_token_ids == order[:3]
             assert top_logprobs == pytest.approx(expected[order[:3]].tolist(), abs=1e-12)
+
+
+def test_logprobs_of_some_rows_are_those_of_each() -> None:
+    logits = random_logits(9, 300, seed=4)
+    rows = [8, 0, 0, *range(9)]
+    answers = sampling.token_logprobs(logits, rows, [7] * 12, [1, 0, 4] * 4, Workspace())
+    normalisers = sampling.log_normalisers(logits, Workspace()).tolist()
+    assert answers == [
+        sampling.row_logprobs(logits[row], normalisers[row], 7, num_top)
+        for row, num_top in zip(rows, [1, 0, 4] * 4, strict=True)
+    ]
+    assert sampling.token_logprobs(logits, [], [], [], Workspace()) == []
 
 
 def test_equal_logits_share_a_rank_and_are_listed_by_id() -> None:

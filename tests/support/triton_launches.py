@@ -17,6 +17,8 @@ from kernels import triton as backend
 from kernels.gguf_formats import FORMAT_BY_NAME
 from kernels.kv_view import KVView
 from kernels.step import StepMetadata
+from kernels.triton.drawing import log_normalisers
+from kernels.triton.logprobs import row_logprobs
 from kernels.triton.planes import PLANE_FORMATS
 from kernels.weights import BlockWeight, ChannelWeight, DenseWeight, GroupWeight, Weight
 from kernels.workspace import Workspace
@@ -126,8 +128,8 @@ EXAMPLES: dict[str, Callable[[], object]] = {
     ),
     "blocks": move_blocks,
     "argmax": lambda: backend.argmax(torch.zeros(LOGITS)),
-    "draw": lambda: backend.log_normalisers(torch.zeros(LOGITS), Workspace()),  # the same kernels
-    "row_logprobs": lambda: backend.row_logprobs(torch.zeros(LOGITS[1]), 0.0, 0, 20),
+    "draw": lambda: log_normalisers(torch.zeros(LOGITS), Workspace()),  # the same kernels
+    "row_logprobs": lambda: row_logprobs(torch.zeros(LOGITS[1]), 0.0, 0, 20),
     "uniforms": lambda: backend.uniforms([1], [2], [3]),
     **{f"write_kv {name}": partial(write, name) for name in KV_DTYPES},
     **{f"convert_kv {name}": partial(convert, "bfloat16", name) for name in KV_DTYPES},

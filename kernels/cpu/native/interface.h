@@ -109,7 +109,13 @@ enum BatonOp : int32_t {
     BATON_OP_TAKE = 10,
     BATON_OP_MARK = 11,
     BATON_OP_ARGMAX = 12,
-    BATON_NUM_OPS = 13,
+    BATON_OP_UNIFORMS = 13,
+    BATON_OP_DRAW = 14,
+    BATON_OP_LOGPROBS = 15,
+    BATON_OP_MOVE_BLOCKS = 16,
+    BATON_OP_CONVERT_KV = 17,
+    BATON_OP_MERGE_PARTIALS = 18,
+    BATON_NUM_OPS = 19,
 };
 
 enum BatonRowCount : int32_t { BATON_ROWS_TOKENS = 0, BATON_ROWS_WANTED = 1 };
@@ -213,6 +219,73 @@ struct BatonArgmax {
 
 struct BatonMark {
     int64_t layer;
+};
+
+// The operations from here on run alone, never in a step's program. Rows are what each says: num_tokens of the Step.
+
+// A random number a row (kernels/reference/philox.py).
+struct BatonUniforms {
+    const uint64_t* seeds;     // [rows]
+    const int64_t* positions;  // [rows]
+    const int64_t* choices;    // [rows]
+    double* out;               // [rows]
+    int64_t purpose;
+};
+
+// An id a row (kernels/reference/sampling.py); -1 for a row whose logits are not finite, or all -inf.
+struct BatonDraw {
+    BatonRows logits;
+    const double* uniforms;      // [rows], like all that follow
+    const double* temperatures;
+    const int64_t* top_k;
+    const double* top_p;
+    const double* min_p;
+    int64_t* out;
+    int64_t width;
+};
+
+// Of some rows of the logits: an id's log-probability and rank, and the best ids with theirs. No number is the
+// log-probability in a row whose logits are not finite, and nothing is listed for it.
+struct BatonLogprobs {
+    BatonRows logits;
+    const int64_t* rows;       // [rows] which of the logits
+    const int64_t* token_ids;  // [rows]
+    const int64_t* num_top;    // [rows], none above top_stride
+    double* logprobs;          // [rows]
+    int64_t* ranks;            // [rows]
+    int64_t* top_ids;          // [rows, top_stride], like the next; what is not asked for stays as it is
+    double* top_logprobs;
+    int64_t top_stride;
+    int64_t width;
+};
+
+// Whole blocks from one memory to another, or inside one: a row each, as if in order.
+struct BatonMoveBlocks {
+    const uint8_t* source;
+    uint8_t* destination;
+    const int64_t* source_blocks;       // [rows]
+    const int64_t* destination_blocks;  // [rows]
+    int64_t source_stride;              // bytes from block to block
+    int64_t destination_stride;
+    int64_t block_bytes;
+};
+
+// Whole blocks of one layer in another pool's format, a row each.
+struct BatonConvertKv {
+    BatonKvView source;
+    BatonKvView destination;
+    const int64_t* source_blocks;       // [rows]
+    const int64_t* destination_blocks;  // [rows]
+};
+
+// Attention over disjoint ranges of positions, put together.
+struct BatonMergePartials {
+    const float* outputs;   // [num_partials, rows, num_heads, head_dim]
+    const float* log_sums;  // [num_partials, rows, num_heads]
+    float* out;             // [rows, num_heads, head_dim]
+    int64_t num_partials;
+    int64_t num_heads;
+    int64_t head_dim;
 };
 
 }  // extern "C"

@@ -7,6 +7,10 @@
 #include "products_amx.inl"
 #endif
 #include "attention.inl"
+#include "sampling.inl"
+#include "logprobs.inl"
+#include "blocks.inl"
+#include "merging.inl"
 
 namespace {
 
@@ -24,6 +28,12 @@ const Operation kOperations[BATON_NUM_OPS] = {
     {tiles_by_rows, run_by_rows<take_rows>, nullptr},           // BATON_OP_TAKE
     {nullptr, nullptr, nullptr},                                // BATON_OP_MARK
     {tiles_by_rows, run_by_rows<argmax_rows>, nullptr},         // BATON_OP_ARGMAX
+    {one_tile, run_uniforms, nullptr},                          // BATON_OP_UNIFORMS
+    {tiles_by_rows, run_by_rows<draw_rows>, nullptr},           // BATON_OP_DRAW
+    {tiles_by_rows, run_by_rows<logprobs_rows>, nullptr},       // BATON_OP_LOGPROBS
+    {tiles_of_move, run_move, nullptr},                         // BATON_OP_MOVE_BLOCKS
+    {tiles_by_rows, run_by_rows<convert_rows>, nullptr},        // BATON_OP_CONVERT_KV
+    {tiles_by_rows, run_by_rows<merge_partials_rows>, nullptr}, // BATON_OP_MERGE_PARTIALS
 };
 
 }  // namespace

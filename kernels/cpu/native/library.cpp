@@ -26,6 +26,8 @@ int64_t baton_struct_bytes(const char* name) {
     BATON_SIZE(BatonInstruction) BATON_SIZE(BatonEmbed) BATON_SIZE(BatonNorm) BATON_SIZE(BatonProduct) BATON_SIZE(BatonAngles)
     BATON_SIZE(BatonRope) BATON_SIZE(BatonWriteKv) BATON_SIZE(BatonAttend) BATON_SIZE(BatonGated) BATON_SIZE(BatonQuantise)
     BATON_SIZE(BatonTake) BATON_SIZE(BatonMark) BATON_SIZE(BatonArgmax)
+    BATON_SIZE(BatonUniforms) BATON_SIZE(BatonDraw) BATON_SIZE(BatonLogprobs) BATON_SIZE(BatonMoveBlocks) BATON_SIZE(BatonConvertKv)
+    BATON_SIZE(BatonMergePartials)
 #undef BATON_SIZE
     return -1;
 }

@@ -238,7 +238,7 @@ template <int exponent_bits, int mantissa_bits> inline uint32_t narrow(float x, 
     if (magnitude > 0x7f800000u) return sign | ((1u << (exponent_bits + mantissa_bits)) - 1);  // not a number
     const int exponent = static_cast<int>(magnitude >> 23) - 127 + bias;
     uint32_t result;
-    if (exponent >= 1) {
+    if (exponent >= 1 || bias == 127) {  // with the exponents of float32, zeros and subnormal numbers round like others
         const uint32_t rebased = magnitude - (static_cast<uint32_t>(127 - bias) << 23);
         result = (rebased + ((1u << (drop - 1)) - 1) + (rebased >> drop & 1)) >> drop;
     } else if (exponent < -mantissa_bits) {
@@ -261,7 +261,7 @@ inline void store_kv(const BatonKvView& view, int64_t at, float x) {
         case BATON_KV_BF16: static_cast<uint16_t*>(view.values)[at] = static_cast<uint16_t>(narrow<8, 7>(x, 0, false)); break;
         case BATON_KV_FP8_E4M3: static_cast<uint8_t*>(view.values)[at] = static_cast<uint8_t>(narrow<4, 3>(x, 0x7e, true)); break;
         case BATON_KV_FP8_E5M2: static_cast<uint8_t*>(view.values)[at] = static_cast<uint8_t>(narrow<5, 2>(x, 0x7b, true)); break;
-        default: static_cast<int8_t*>(view.values)[at] = static_cast<int8_t>(std::nearbyintf(x)); break;
+        default: static_cast<int8_t*>(view.values)[at] = x == x ? static_cast<int8_t>(std::nearbyintf(x)) : 0; break;
     }
 }
 
@@ -278,9 +278,14 @@ inline void write_vector(const BatonKvView& view, int64_t block, int64_t head, i
     float divisor = 1.0f;
     if (view.scales) {
         float largest = 0.0f;
-        for (int64_t d = 0; d < view.head_dim; d++) largest = std::fabs(x[d]) > largest ? std::fabs(x[d]) : largest;
+        bool is_number = true;
+        for (int64_t d = 0; d < view.head_dim; d++) {
+            largest = std::fabs(x[d]) > largest ? std::fabs(x[d]) : largest;
+            is_number &= x[d] == x[d];
+        }
         float scale = largest / (view.type == BATON_KV_INT8 ? 127.0f : 448.0f);
         scale = scale > 1e-6f ? scale : 1e-6f;
+        if (!is_number) scale = NAN;  // a broken head must not look healthy
         view.scales[block * view.scale_block_stride + head * view.scale_head_stride + half * view.scale_half_stride + offset] = scale;
         divisor = scale;
     }

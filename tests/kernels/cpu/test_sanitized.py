@@ -14,7 +14,10 @@ from kernels.cpu.building import build_sanitized, runtime_path
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 FOLDER = Path(__file__).parent
-FILES = [FOLDER / f"test_{name}.py" for name in ("rows", "products", "attention", "program")]
+FILES = [
+    FOLDER / f"test_{name}.py"
+    for name in ("rows", "products", "attention", "program", "sampling", "blocks", "merging")
+]
 
 WRONG_ADDRESS = """
 import ctypes, sys, torch

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch import Tensor
 from core.errors import ConfigError
 from kernels.cpu import self_test
 from kernels.cpu.backend import HostBackend
+from kernels.cpu.binding import Gated, Instruction, Norm, Op, Step
 from kernels.cpu.eager import Eager
 from kernels.cpu.team import Team, variants
 from kernels.kv_view import KVView
@@ -37,6 +41,44 @@ class FaultyCache(Eager):
         layer.values[-1, :, :, 5] = torch.zeros((), dtype=layer.values.dtype)
 
 
+class FaultyDraws(Eager):
+    """Takes the id beside one that was drawn."""
+
+    def draw(self, *arguments: Any) -> Tensor:
+        result = super().draw(*arguments)
+        result[1] ^= 1
+        return result
+
+
+class FaultyMoves(Eager):
+    """Loses the last byte of what it gathers."""
+
+    def gather_blocks(self, pool: Tensor, block_ids: Sequence[int]) -> Tensor:
+        staging = super().gather_blocks(pool, block_ids)
+        staging[-1, -1] ^= 1
+        return staging
+
+
+class FaultyTeam(Team):
+    """Wrong in the last bit of one scale of what an operation quantises beside its own work."""
+
+    def __init__(self, op: Op) -> None:
+        super().__init__(1, variants()[0])
+        self._op = op
+
+    def run(self, instructions: ctypes.Array[Instruction], count: int, step: Step) -> None:
+        """One instruction at a time, so that something can happen in between."""
+        for index in range(count):
+            one = (Instruction * 1)(instructions[index])
+            super().run(one, 1, step)
+            kind = {Op.NORM: Norm, Op.GATED: Gated}.get(Op(one[0].op))
+            if one[0].op != self._op or kind is None:
+                continue
+            quantised = kind.from_address(one[0].arguments).quantised
+            if quantised.values:
+                ctypes.c_uint32.from_address(quantised.scales).value ^= 1
+
+
 def plain() -> Eager:
     return Eager(Team(1, self_test.PLAIN))
 
@@ -60,6 +102,30 @@ def test_one_bit_in_one_row_is_found() -> None:
 def test_what_is_written_to_the_cache_is_compared() -> None:
     fault = self_test.first_difference(FaultyCache(Team(1, variants()[0])), plain())
     assert fault == "attention over float32: what is written"
+
+
+@pytest.mark.parametrize("op", [Op.NORM, Op.GATED])
+def test_what_norms_and_gates_quantise_in_a_step_is_compared(op: Op) -> None:
+    fault = self_test.first_difference(Eager(FaultyTeam(op)), plain())
+    assert fault == "recorded step of 1 rows"
+
+
+@pytest.mark.parametrize(("faulty", "name"), [(FaultyDraws, "draw"), (FaultyMoves, "moved blocks")])
+def test_what_comes_after_a_step_is_compared(faulty: type[Eager], name: str) -> None:
+    assert self_test.first_difference(faulty(Team(1, variants()[0])), plain()) == name
+
+
+def test_every_operation_of_the_library_is_run() -> None:
+    """But marks, which compute nothing."""
+    ran: set[int] = set()
+
+    class Watched(Team):
+        def run(self, instructions: ctypes.Array[Instruction], count: int, step: Step) -> None:
+            ran.update(instructions[index].op for index in range(count))
+            super().run(instructions, count, step)
+
+    assert not self_test.first_difference(Eager(Watched(1)), plain())
+    assert ran == set(Op) - {Op.MARK}
 
 
 def test_a_faulty_variant_is_passed_over_and_said_so(caplog: pytest.LogCaptureFixture) -> None:

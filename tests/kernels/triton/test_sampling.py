@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import reference, triton
+from kernels.reference import sampling
+from kernels.triton import drawing, logprobs
 from kernels.workspace import Workspace
 from tests.support.triton_device import IS_INTERPRETED, on_device
 
@@ -98,8 +100,8 @@ def test_logits_that_are_no_numbers_are_refused() -> None:
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
 def test_log_normalisers(vocab_size: int) -> None:
     logits = logits_of(2, vocab_size)
-    ours = triton.log_normalisers(on_device(logits), Workspace()).cpu()
-    theirs = reference.log_normalisers(logits, Workspace())
+    ours = drawing.log_normalisers(on_device(logits), Workspace()).cpu()
+    theirs = sampling.log_normalisers(logits, Workspace())
     torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
 
 
@@ -108,8 +110,18 @@ def test_log_normalisers(vocab_size: int) -> None:
 def test_logprobs_of_a_row(vocab_size: int, has_ties: bool) -> None:
     (row,) = logits_of(1, vocab_size, seed=3, has_ties=has_ties)
     for token_id, num_top in ((0, 0), (vocab_size - 1, 1), (vocab_size // 2, 20)):
-        ours = triton.row_logprobs(on_device(row), 0.25, token_id, num_top)
-        assert ours == reference.row_logprobs(row, 0.25, token_id, num_top)
+        ours = logprobs.row_logprobs(on_device(row), 0.25, token_id, num_top)
+        assert ours == sampling.row_logprobs(row, 0.25, token_id, num_top)
+
+
+def test_logprobs_of_some_rows() -> None:
+    logits, asked = logits_of(4, 600), ([3, 0, 3], [5, 599, 0], [2, 0, 20])
+    ours = triton.token_logprobs(on_device(logits), *asked, Workspace())
+    theirs = reference.token_logprobs(logits, *asked, Workspace())
+    for own, expected in zip(ours, theirs, strict=True):
+        assert own[1:3] == expected[1:3]
+        assert [own[0], *own[3]] == pytest.approx([expected[0], *expected[3]], abs=1e-12)
+    assert triton.token_logprobs(on_device(logits), [], [], [], Workspace()) == []
 
 
 def test_adjustments_of_a_row() -> None:
