@@ -28,9 +28,11 @@ from engine.messages import AddRequest
 from engine.sampler.rows import SampleRow
 from engine.sampler.sampler import Sampler
 from kernels import ops, reference
+from kvtransfer.transports.tcp.sender import TcpSender
 from tests.support.engines import AssembledEngine, Wire, make_request, turn_until
 from tests.support.poison import poisoned_memory
 from tests.support.scenes import answer, run_to_end, submit
+from tests.support.tiny_gguf import VOCAB_SIZE as GGUF_VOCAB_SIZE
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_models import save_folder, tiny_model
 from tests.support.triton_device import IS_INTERPRETED
@@ -67,10 +69,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_folder(model, tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers whose weights stay in blocks of eight bits on the card."""
+    sizes = {"vocab_size": GGUF_VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96}
+    model = tiny_model("llama", num_hidden_layers=2, num_attention_heads=4, **sizes)
+    return write_gguf(model, tmp_path_factory.mktemp("gguf") / "m.gguf", quantization="Q8_0")
+
+
 @contextmanager
-def engine(folder: Path, **changes: Any) -> Iterator[AssembledEngine]:
+def engine(model: Path, **changes: Any) -> Iterator[AssembledEngine]:
     defaults = {"max_model_len": 128, "num_blocks": 24, "max_num_batched_tokens": 24}
-    config = EngineConfig(str(folder), **{**defaults, "max_num_seqs": 8, **changes})
+    config = EngineConfig(str(model), **{**defaults, "max_num_seqs": 8, **changes})
     assembled = AssembledEngine(config)
     try:
         yield assembled
@@ -81,7 +91,7 @@ def engine(folder: Path, **changes: Any) -> Iterator[AssembledEngine]:
 @pytest.fixture
 def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """The prefill rate is of no interest where kernels are interpreted."""
-    monkeypatch.setattr("engine.runner.model_runner._RATE_TOKENS", (3, 5))
+    monkeypatch.setattr("engine.runner.model_runner._RATE_TOKENS", (1, 2))
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -104,37 +114,50 @@ def run(alone: AssembledEngine, request: Request) -> list[list[int]]:
 
 
 @pytest.mark.usefixtures("quick_start")
+@pytest.mark.parametrize("kind", ["folder", "gguf_file"])
 def test_a_split_request_on_the_card_has_the_tokens_of_the_reference(
-    folder: Path, card: Card
+    kind: str, card: Card, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    model: Path = request.getfixturevalue(kind)
+    queued_at_push: list[int] = []
+    push = TcpSender.push
+
+    def watched(*arguments: Any) -> None:
+        queued_at_push.append(card.num_queued)
+        push(*arguments)
+
+    monkeypatch.setattr(TcpSender, "push", watched)
     on_card = {"device": "cuda", "layers_per_range": 1}
     with (
-        engine(folder, role=Role.PREFILL, **on_card) as prefill,
-        engine(folder, role=Role.DECODE, **on_card) as decode,
+        engine(model, role=Role.PREFILL, **on_card) as prefill,
+        engine(model, role=Role.DECODE, **on_card) as decode,
     ):
         assert prefill.kernels == decode.kernels == "triton (interpreter)"
         assert prefill.progress[0] == "kernels: triton (interpreter)"
         assert isinstance(decode.core._storage.tensor, CardTensor)
+        assert decode.identity.weight_format == {"folder": "float32", "gguf_file": "gguf"}[kind]
         wire, split = Wire(decode, {"p1": prefill}), {}
-        for request in REQUESTS:
-            submit(wire, request, "p1")
-            run_to_end(wire, request)
-            split[request.id] = answer(wire, request)
+        for asked in REQUESTS:
+            submit(wire, asked, "p1")
+            run_to_end(wire, asked)
+            split[asked.id] = answer(wire, asked)
         assert decode.stats.sessions_completed_total == len(REQUESTS)
         assert decode.stats.computed_prompt_tokens_total == 0
         assert prefill.stats.cached_prompt_tokens_total == 32
         sent_blocks = 3 + 1  # of the second prompt D lacks the tail alone
         assert prefill.stats.sent_bytes_total == sent_blocks * decode.layout.block_bytes
+    # One for each layer of each of three chunks that have something to send.
+    assert queued_at_push == [0] * 6, "what is pushed is on the host"
     assert card.num_launches > 0
     assert card.page_locked == {}
-    with engine(folder, device="cpu", kernel_backend="reference") as alone:
-        assert split == {request.id: run(alone, request) for request in REQUESTS}
+    with engine(model, device="cpu", kernel_backend="reference") as alone:
+        assert split == {asked.id: run(alone, asked) for asked in REQUESTS}
 
 
 @pytest.mark.usefixtures("quick_start")
 def test_half_precision_is_served_on_the_card(folder: Path, card: Card) -> None:
     """Rows, KV and KV in fewer bits, through one prompt and its answer."""
-    request = make_request("r", prompt(18), max_tokens=2)
+    request = make_request("r", prompt(17), max_tokens=2)
     for dtype, kv_dtype in (("bfloat16", "auto"), ("float16", "fp8_e4m3")):
         kinds = {"dtype": dtype, "kv_cache_dtype": kv_dtype}
         with engine(folder, device="cuda", **kinds) as alone:
@@ -183,7 +206,8 @@ def tensors_of(value: object) -> Iterator[Tensor]:
 def test_every_weight_is_loaded_to_the_card(quantization: str, tmp_path: Path, card: Card) -> None:
     from kernels import triton
 
-    sizes = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    sizes["vocab_size"] = GGUF_VOCAB_SIZE
     model = tiny_model("llama", attention_bias=True, num_attention_heads=4, **sizes)
     path = write_gguf(model, tmp_path / "m.gguf", quantization=quantization)
     ops.use_backend(triton)
