@@ -16,8 +16,9 @@ candidates = python3 python3.14 python3.13 python3.12 python3.11
 PYTHON ?= $(or $(shell for p in $(candidates); do if $(is_new); then echo $$p; break; fi; done),python3)
 
 # One thread a process and no spinning: tests start several workers on few cores. Nothing is fetched at run time.
-TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
-BENCH_ENV := OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+# Cluster tests know what the host's kernels answer.
+TEST_ENV := BATON_DEVICE=cpu OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+BENCH_ENV := BATON_DEVICE=cpu OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 PYTEST := $(TEST_ENV) $(VENV)/bin/python -m pytest -q
 PROTO := proto/services/rpc/v1/baton.proto
 # A benchmark is benchmarks/NAME/__main__.py, or benchmarks/NAME.py with a main block.

@@ -22,8 +22,10 @@ from core.worker_info import WorkerRates
 from engine.channel import Inbox
 from engine.config import HOST_MAX_STEP_TOKENS, HOST_MIN_STEP_TOKENS, EngineConfig
 from engine.core import EngineCore
+from engine.devices import choose_device
 from engine.kvcache.block_pool import BlockPool
-from engine.kvcache.storage import PoolStorage, allocate_pool
+from engine.kvcache.device_storage import allocate_device_pool
+from engine.kvcache.storage import Storage, allocate_pool
 from engine.loading.load import LoadedModel, load_model
 from engine.loading.sources import resolve_source
 from engine.messages import EngineProgress, EngineReady, ToFront, TransportOffer
@@ -46,16 +48,17 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
 
     Raises ConfigError and ModelLoadError, each with one sentence.
     """
-    kernels = _use_kernels(config, send)
+    device = choose_device(config.device, config.kernel_backend)
+    kernels = _use_kernels(config, device, send)
     send(EngineProgress(f"loading {config.model}"))
     source = resolve_source(config.model, config.revision)
-    model = load_model(source, config.dtype, _weight_format(config, kernels))
+    model = load_model(source, config.dtype, _weight_format(config, kernels), device)
     config = _with_kv_dtype(config, model, kernels)
     max_model_len = _max_model_len(config, model)
     layout = KVLayout(config.block_size, model.config.kv_groups(config.kv_dtype))
     num_blocks = _num_blocks(config, layout, max_model_len)
     send(EngineProgress(f"allocating {num_blocks} blocks of {layout.block_bytes} bytes"))
-    storage = allocate_pool(layout, num_blocks)
+    storage = _allocate(layout, num_blocks, device)
     pool = BlockPool(BlockLife(num_blocks))
     runner = ModelRunner(model.model, layout, storage, config.layers_per_range)
     send(EngineProgress("measuring the prefill rate"))
@@ -120,8 +123,14 @@ def _hash_root(config: EngineConfig, identity: KVIdentity) -> HashRoot:
     )
 
 
+def _allocate(layout: KVLayout, num_blocks: int, device: torch.device) -> Storage:
+    if device.type == "cpu":
+        return allocate_pool(layout, num_blocks)
+    return allocate_device_pool(layout, num_blocks, device)
+
+
 def _movers(
-    config: EngineConfig, life: BlockLife, storage: PoolStorage, layout: KVLayout, inbox: Inbox
+    config: EngineConfig, life: BlockLife, storage: Storage, layout: KVLayout, inbox: Inbox
 ) -> tuple[TcpReceiver, TcpSender]:
     transfer = TransferConfig(
         data_host=config.data_host, link_rate_bytes_s=config.link_rate_bytes_s
@@ -130,13 +139,16 @@ def _movers(
     return receiver, TcpSender(storage.buffer, layout, inbox.post, transfer)
 
 
-def _use_kernels(config: EngineConfig, send: Callable[[ToFront], None]) -> BackendChoice:
+def _use_kernels(
+    config: EngineConfig, device: torch.device, send: Callable[[ToFront], None]
+) -> BackendChoice:
     """Choose what this process computes with, put it in use and say what it is."""
     kernels = choose_backend(
         config.kernel_backend,
         config.dtype,
         config.num_threads,
         core_ledger=config.core_ledger,
+        device=device.type,
     )
     ops.use_backend(kernels.backend)
     # The kernels' own threads share the cores with whatever torch still does: there it is one thread.

@@ -14,7 +14,8 @@ from core.worker_info import Role
 
 ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
 WEIGHT_FORMATS = ("auto", "expanded", "quantized")
-KERNEL_BACKENDS = ("auto", "cpu", "reference")
+KERNEL_BACKENDS = ("auto", "cpu", "reference", "triton")
+DEVICES = ("auto", "cpu", "cuda")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 HOST_MIN_STEP_TOKENS, HOST_MAX_STEP_TOKENS = 64, 2048
 
@@ -26,11 +27,12 @@ class EngineConfig:
     model: GGUF file, model folder or Hub id.
     revision: Hub revision, empty for the default branch.
     role: what the worker serves.
+    device: where weights, KV and steps are: `cpu` or `cuda`; `auto` takes the card where there is one.
     dtype: precision of activations and of expanded weights.
     weight_format: `quantized` keeps GGUF blocks, `expanded` dequantises them at load; `auto` keeps them where the
         kernels compute on them.
-    kernel_backend: code of the numeric operations: `cpu`, `reference`; `auto` takes the fastest that is there and
-        right for `dtype`, and says which.
+    kernel_backend: code of the numeric operations: `cpu` and `reference` on the host, `triton` on a card; `auto` takes
+        the fastest that is there and right for `dtype`, and says which.
     kv_cache_dtype: how the pool holds KV; `auto` is float16 beside weights that host kernels keep in blocks, else the
         activations' type; fp8 and int8 ones are smaller and lossier.
     block_size: tokens in a block, a multiple of the hash block size.
@@ -38,7 +40,7 @@ class EngineConfig:
     max_num_seqs: most sequences in one step.
     max_num_batched_tokens: tokens in one step; 0 measures the prefill rate and takes what it does in 200 ms.
     num_blocks: blocks in the pool (`--num-gpu-blocks-override`); 0 derives it from kv_cache_memory_bytes.
-    kv_cache_memory_bytes: bytes of the pool when num_blocks is 0.
+    kv_cache_memory_bytes: bytes of the pool when num_blocks is 0; beside a card, of its mirror on the host as well.
     enable_prefix_caching: whether finished blocks stay findable.
     prefix_caching_hash_algo: how blocks are hashed.
     scheduling_policy: `fcfs`, or `priority` (lower value first).
@@ -57,6 +59,7 @@ class EngineConfig:
     model: str
     revision: str = ""
     role: Role = Role.MIXED
+    device: str = "auto"
     dtype: str = "float32"
     weight_format: str = "auto"
     kernel_backend: str = "auto"
@@ -80,6 +83,7 @@ class EngineConfig:
     layers_per_range: int = 0
 
     def __post_init__(self) -> None:
+        _check_choice("device", self.device, DEVICES)
         _check_choice("dtype", self.dtype, ACTIVATION_DTYPES)
         _check_choice("weight-format", self.weight_format, WEIGHT_FORMATS)
         _check_choice("kernel-backend", self.kernel_backend, KERNEL_BACKENDS)

@@ -18,7 +18,7 @@ from core.kv_layout import KVLayout
 from engine.channel import Inbox, InboxItem, monotonic_ms
 from engine.config import EngineConfig
 from engine.kvcache.block_pool import BlockPool
-from engine.kvcache.storage import PoolStorage
+from engine.kvcache.storage import Storage
 from engine.messages import (
     AbortRequest,
     AddPrefill,
@@ -78,7 +78,7 @@ class EngineCore:
         layout: KVLayout,
         scheduler: Scheduler,
         pool: BlockPool,
-        storage: PoolStorage,
+        storage: Storage,
         runner: ModelRunner,
         sampler: Sampler,
         eos_token_ids: frozenset[int],
@@ -94,13 +94,14 @@ class EngineCore:
         self._runner = runner
         self._sampler = sampler
         self._eos_token_ids = eos_token_ids
-        self._receiver = receiver
-        self._sender = sender
+        self._receiver, self._sender = receiver, sender
         self._outbox = Outbox()
         self._deadlines: list[tuple[float, RequestId]] = []
         self._stop_at_ms: float | None = None
-        self._decode_side = DecodeSide(config, layout, scheduler, pool, receiver, send, self._relay)
-        self._prefill_side = PrefillSide(scheduler, sender, send, identity, layout)
+        self._decode_side = DecodeSide(
+            config, layout, scheduler, pool, storage, receiver, send, self._relay
+        )
+        self._prefill_side = PrefillSide(scheduler, storage, sender, send, identity, layout)
         self._reporter = Reporter(
             scheduler, pool, self._decode_side, self._prefill_side, receiver, sender
         )

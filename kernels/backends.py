@@ -12,14 +12,14 @@ from typing import Any
 from core.errors import ConfigError
 from kernels import reference
 
-_NAMES = ("auto", "cpu", "reference")
+_NAMES = ("auto", "cpu", "reference", "triton")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BackendChoice:
     """A backend to be given to `kernels.ops.use_backend`.
 
-    name: `cpu` or `reference`.
+    name: `cpu`, `reference` or `triton`.
     backend: the code.
     description: one phrase for logs and health: what runs and, where that was not asked for by name, why.
     keeps_blocks: whether quantised weights are best kept as they are.
@@ -41,14 +41,24 @@ def choose_backend(
     num_threads: int,
     variant: str = "",
     core_ledger: str = "none",
+    device: str = "cpu",
 ) -> BackendChoice:
     """The backend for rows of `dtype`; ConfigError where the one that is named cannot run here.
 
     num_threads: of the host kernels; 0 takes every core that the ledger grants, one where there is no ledger.
     core_ledger: `auto`, `none` or a file, as `kernels.cpu.ledger.ledger_path` reads it.
+    device: `cpu` or `cuda`, where tensors lie; there is one backend for cards, and it runs nowhere else.
     """
     if name not in _NAMES:
         raise ConfigError(f"--kernel-backend: {name!r} is unknown; known: {', '.join(_NAMES)}")
+    if device == "cuda":
+        if name not in ("auto", "triton"):
+            raise ConfigError(
+                f"--kernel-backend: {name!r} runs on --device cpu; --device is cuda here"
+            )
+        return _card()
+    if name == "triton":
+        raise ConfigError("--kernel-backend: 'triton' runs on --device cuda; --device is cpu here")
     if name == "reference":
         return BackendChoice("reference", reference, "reference (torch)")
     obstacle = _host_obstacle(dtype)
@@ -57,6 +67,18 @@ def choose_backend(
     if name == "cpu":
         raise ConfigError(f"--kernel-backend: cpu cannot run: {obstacle}")
     return BackendChoice("reference", reference, f"reference (torch; the host kernels: {obstacle})")
+
+
+def _card() -> BackendChoice:
+    from kernels import triton
+
+    try:
+        triton.load()
+    except ConfigError as error:
+        raise ConfigError(f"--device: 'cuda' cannot run here: {error.message}") from None
+    from kernels.triton.launch import card_name
+
+    return BackendChoice("triton", triton, f"triton ({card_name()})", keeps_blocks=True)
 
 
 def _host(num_threads: int, variant: str, core_ledger: str) -> BackendChoice:

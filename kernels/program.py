@@ -24,7 +24,10 @@ class Progress:
         self.on_mark: Callable[[int], None] | None = None
 
     def mark(self, layer: int) -> None:
-        """Every operation of `layer` in this step is complete and its KV is in the pool."""
+        """Every operation of `layer` in this step is complete and its KV is in the pool.
+
+        On a card both are queued: whoever reads the KV by another way than the card's own queue waits for it first.
+        """
         if self.on_mark is not None:
             self.on_mark(layer)
 

@@ -26,6 +26,7 @@ class InProcessEngine:
         # Prompts repeat from round to round: without a prefix cache every round does the same work.
         config = EngineConfig(
             model=model,
+            device="cpu",
             num_threads=num_threads,
             core_ledger=core_ledger,
             enable_prefix_caching=False,

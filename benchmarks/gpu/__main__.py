@@ -1,7 +1,7 @@
 """`make gpu-check`: correctness and speed of the triton kernels on the card of this machine.
 
 On a machine without one it says so in one line, writes nothing and succeeds. With one it runs the tests of the
-kernels compiled, measures them beside torch's own and the copy bandwidth, serves a split request, and writes
+kernels compiled, measures them beside torch's own and the copy bandwidth, serves split requests, and writes
 results/gpu.json with the card's name; it fails when anything is wrong, however fast.
 """
 
@@ -68,7 +68,7 @@ def _tests() -> dict[str, Any]:
 
 def _wrong_steps(figures: dict[str, Any]) -> list[str]:
     """Names of what ran and was not right."""
-    steps = {"tests": figures["correctness"], "serving": figures["serving"], **figures["attention"]}
+    steps = {"tests": figures["correctness"], **figures["serving"], **figures["attention"]}
     return [name for name, step in steps.items() if not step.get("is_right", True)]
 
 

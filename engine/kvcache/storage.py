@@ -1,4 +1,4 @@
-"""The bytes of a KV pool: `[num_blocks, block_bytes]` in one shared mapping.
+"""The bytes of a KV pool: `[num_blocks, block_bytes]`, on the host in one shared mapping.
 
 Owns the memory. Kernels see it as one strided view a layer, movers as one flat memoryview; both are views, nothing
 is ever copied here. The memory is a memfd, zero at birth and populated as it is touched, so that a pool larger than
@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from core.errors import ConfigError
+from core.ids import BlockId
 from core.kv_layout import SCALE_BYTES, KVGroup, KVLayout
 from kernels.kv_view import KVView
 
@@ -27,6 +31,48 @@ _DTYPES = {
     "fp8_per_token_head": torch.float8_e4m3fn,
 }
 """Element type of each KV dtype."""
+
+
+class Staging(Protocol):
+    """The way of a block's bytes between where kernels use them and where movers do. Engine thread, or inside a step.
+
+    Layers are places inside the group. Where both use one memory there is nothing to do.
+    """
+
+    def bring_in(self, group: int, block: BlockId, first_layer: int, num_layers: int) -> None:
+        """Layers that a mover has put into `buffer`, verified, are what kernels read from now on."""
+        ...
+
+    def bring_out(
+        self, group: int, blocks: Sequence[BlockId], first_layer: int, num_layers: int
+    ) -> None:
+        """Layers that kernels have written, or are queued to write, are in `buffer` when this returns."""
+        ...
+
+
+class Storage(Staging, Protocol):
+    """What an engine needs of a pool's memory.
+
+    Kernels use `tensor` and the views of it, movers use `buffer`.
+    """
+
+    @property
+    def tensor(self) -> Tensor:
+        """All bytes as uint8 `[num_blocks, block_bytes]`, where kernels run."""
+        ...
+
+    @property
+    def buffer(self) -> memoryview:
+        """All bytes, flat and writable, on the host; block b is `[b * block_bytes, (b + 1) * block_bytes)`."""
+        ...
+
+    def layer_views(self, group: int = 0) -> list[KVView]:
+        """One strided view of `tensor` for each layer of a group, in the group's order."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the memory. Idempotent."""
+        ...
 
 
 class PoolStorage:
@@ -44,11 +90,11 @@ class PoolStorage:
         self._descriptor = descriptor
         self._mapping: mmap.mmap | None = mmap.mmap(descriptor, self.num_bytes)
         flat = torch.frombuffer(self._mapping, dtype=torch.uint8)  # [num_blocks * block_bytes]
-        self._tensor: torch.Tensor | None = flat.view(num_blocks, self.block_bytes)
+        self._tensor: Tensor | None = flat.view(num_blocks, self.block_bytes)
         self._buffer: memoryview | None = memoryview(self._mapping)
 
     @property
-    def tensor(self) -> torch.Tensor:
+    def tensor(self) -> Tensor:
         """All bytes as uint8 [num_blocks, block_bytes]."""
         assert self._tensor is not None, "the pool is closed"
         return self._tensor
@@ -71,33 +117,15 @@ class PoolStorage:
 
     def layer_views(self, group: int = 0) -> list[KVView]:
         """One strided view for each layer of a group, in the group's order."""
-        spec = self.layout.groups[group]
-        return [
-            KVView(self._values(spec, place), self._scales(spec, place))
-            for place in range(len(spec.layers))
-        ]
+        return views_of_layers(self.layout, self.tensor, group)
 
-    def _values(self, group: KVGroup, place: int) -> torch.Tensor:
-        """The elements of one layer: [num_blocks, num_kv_heads, 2, block_size, head_dim]."""
-        block_size, slot = self.layout.block_size, group.slot
-        elements = self.tensor.view(_DTYPES[slot.dtype])  # [num_blocks, elements of a block]
-        size = (self.num_blocks, group.num_kv_heads, 2, block_size, slot.head_dim)
-        half = block_size * slot.head_dim
-        slab = group.slab_bytes(block_size) // slot.element_bytes
-        stride = (elements.shape[1], slab, half, slot.head_dim, 1)
-        return elements.as_strided(size, stride, place * group.num_kv_heads * slab)
+    def bring_in(self, group: int, block: BlockId, first_layer: int, num_layers: int) -> None:
+        """See Staging.bring_in: movers write where kernels read."""
 
-    def _scales(self, group: KVGroup, place: int) -> torch.Tensor | None:
-        """The scales of one layer: [num_blocks, num_kv_heads, 2, block_size]."""
-        block_size, slot = self.layout.block_size, group.slot
-        if not slot.has_scales:
-            return None
-        scales = self.tensor.view(torch.float32)  # [num_blocks, block_bytes / SCALE_BYTES]
-        slab = group.slab_bytes(block_size) // SCALE_BYTES
-        first = slot.scales_offset_bytes(block_size) // SCALE_BYTES
-        size = (self.num_blocks, group.num_kv_heads, 2, block_size)
-        stride = (scales.shape[1], slab, block_size, 1)
-        return scales.as_strided(size, stride, place * group.num_kv_heads * slab + first)
+    def bring_out(
+        self, group: int, blocks: Sequence[BlockId], first_layer: int, num_layers: int
+    ) -> None:
+        """See Staging.bring_out: movers read where kernels write."""
 
     def close(self) -> None:
         """Let go of the memory. Idempotent.
@@ -108,6 +136,39 @@ class PoolStorage:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def views_of_layers(layout: KVLayout, pool: Tensor, group: int) -> list[KVView]:
+    """One strided view for each layer of a group, in the group's order. pool: uint8 `[num_blocks, block_bytes]`."""
+    spec = layout.groups[group]
+    return [
+        KVView(_values(layout, pool, spec, place), _scales(layout, pool, spec, place))
+        for place in range(len(spec.layers))
+    ]
+
+
+def _values(layout: KVLayout, pool: Tensor, group: KVGroup, place: int) -> Tensor:
+    """The elements of one layer: [num_blocks, num_kv_heads, 2, block_size, head_dim]."""
+    block_size, slot = layout.block_size, group.slot
+    elements = pool.view(_DTYPES[slot.dtype])  # [num_blocks, elements of a block]
+    size = (len(pool), group.num_kv_heads, 2, block_size, slot.head_dim)
+    half = block_size * slot.head_dim
+    slab = group.slab_bytes(block_size) // slot.element_bytes
+    stride = (elements.shape[1], slab, half, slot.head_dim, 1)
+    return elements.as_strided(size, stride, place * group.num_kv_heads * slab)
+
+
+def _scales(layout: KVLayout, pool: Tensor, group: KVGroup, place: int) -> Tensor | None:
+    """The scales of one layer: [num_blocks, num_kv_heads, 2, block_size]."""
+    block_size, slot = layout.block_size, group.slot
+    if not slot.has_scales:
+        return None
+    scales = pool.view(torch.float32)  # [num_blocks, block_bytes / SCALE_BYTES]
+    slab = group.slab_bytes(block_size) // SCALE_BYTES
+    first = slot.scales_offset_bytes(block_size) // SCALE_BYTES
+    size = (len(pool), group.num_kv_heads, 2, block_size)
+    stride = (scales.shape[1], slab, block_size, 1)
+    return scales.as_strided(size, stride, place * group.num_kv_heads * slab + first)
 
 
 def allocate_pool(layout: KVLayout, num_blocks: int) -> PoolStorage:

@@ -7,6 +7,7 @@ a wrong shape and a tensor that the model has no place for are each refused by n
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -24,9 +25,11 @@ T = TypeVar("T", Tensor, DenseWeight | BlockWeight)
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 
 
-def assemble_weights(config: ModelConfig, source: WeightSource) -> DecoderWeights:
-    """Every tensor of `config`'s model, taken from `source` exactly once."""
-    taker = _Taker(config, source)
+def assemble_weights(
+    config: ModelConfig, source: WeightSource, device: torch.device
+) -> DecoderWeights:
+    """Every tensor of `config`'s model, taken from `source` exactly once, moved to `device` and packed there."""
+    taker = _Taker(config, source, device)
     table = taker.matrix("model.embed_tokens", config.vocab_size, config.hidden_size)
     embedding = ops.pack_rows(table)
     layers = tuple(_layer(taker, number) for number in range(config.num_layers))
@@ -74,8 +77,8 @@ def _layer(taker: _Taker, number: int) -> LayerWeights:
 class _Taker:
     """Takes tensors by name and remembers which are left."""
 
-    def __init__(self, config: ModelConfig, source: WeightSource) -> None:
-        self.config, self._source = config, source
+    def __init__(self, config: ModelConfig, source: WeightSource, device: torch.device) -> None:
+        self.config, self._source, self._device = config, source, device
         self._left = {name for name in source.names() if not name.endswith(_IGNORED_SUFFIXES)}
         if config.is_tied:
             self._left.discard("lm_head.weight")  # some files repeat the embedding
@@ -110,4 +113,13 @@ class _Taker:
             raise ModelLoadError(
                 f"tensor {name} has shape {list(value.shape)}, the config asks for {list(shape)}"
             )
-        return value
+        return _placed(value, self._device)
+
+
+def _placed(value: T, device: torch.device) -> T:
+    """The same weight on a device; itself where it lies there already."""
+    if isinstance(value, DenseWeight):
+        return DenseWeight(value.values.to(device))
+    if isinstance(value, BlockWeight):
+        return replace(value, raw=value.raw.to(device))
+    return value.to(device)

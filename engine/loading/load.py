@@ -11,6 +11,7 @@ import torch
 import xxhash
 
 from core.errors import ConfigError, ModelLoadError
+from engine.devices import HOST
 from engine.loading.assemble import assemble_weights
 from engine.loading.end_tokens import end_token_ids
 from engine.loading.folder import FolderWeights, read_bundle
@@ -49,15 +50,20 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
 
 
-def load_model(source: ModelSource, dtype: str, weight_mode: str) -> LoadedModel:
-    """Load a model. weight_mode `quantized` keeps GGUF blocks; a folder's weights are plain either way."""
+def load_model(
+    source: ModelSource, dtype: str, weight_mode: str, device: torch.device = HOST
+) -> LoadedModel:
+    """Load a model to where it will run.
+
+    weight_mode: `quantized` keeps GGUF blocks; a folder's weights are plain either way.
+    """
     if weight_mode not in _WEIGHT_MODES:
         known = ", ".join(_WEIGHT_MODES)
         raise ConfigError(f"--weight-format: {weight_mode!r} is unknown; known: {known}")
     with _naming(source.path):
         if source.kind is SourceKind.GGUF:
-            return _load_gguf(source.path, dtype, weight_mode == "quantized")
-        return _load_folder(source.path, dtype)
+            return _load_gguf(source.path, dtype, weight_mode == "quantized", device)
+        return _load_folder(source.path, dtype, device)
 
 
 @contextmanager
@@ -71,16 +77,16 @@ def _naming(path: Path) -> Iterator[None]:
         raise ModelLoadError(f"{path}: {error.message}") from error
 
 
-def _load_folder(path: Path, dtype: str) -> LoadedModel:
+def _load_folder(path: Path, dtype: str, device: torch.device) -> LoadedModel:
     reader = JsonReader(str(path / "config.json"), read_object(path / "config.json"))
     config = read_folder_config(reader)
     bundle = read_bundle(path)
     ends = end_token_ids(bundle, reader)
     weights = FolderWeights(path, TORCH_DTYPES[dtype])
-    return _finish(config, weights, bundle, ends, dtype, dtype)
+    return _finish(config, weights, bundle, ends, dtype, dtype, device)
 
 
-def _load_gguf(path: Path, dtype: str, keep_blocks: bool) -> LoadedModel:
+def _load_gguf(path: Path, dtype: str, keep_blocks: bool, device: torch.device) -> LoadedModel:
     with GgufFile(path) as file:
         config = read_gguf_config(file)
         bundle = build_bundle(file)
@@ -90,7 +96,7 @@ def _load_gguf(path: Path, dtype: str, keep_blocks: bool) -> LoadedModel:
         weights = GgufWeights(file, TORCH_DTYPES[dtype], keep_blocks, interleaved)
         ends = end_token_ids(bundle, None)
         weight_format = "gguf" if keep_blocks else dtype
-        return _finish(config, weights, bundle, ends, dtype, weight_format)
+        return _finish(config, weights, bundle, ends, dtype, weight_format, device)
 
 
 @torch.inference_mode()
@@ -101,8 +107,9 @@ def _finish(
     eos_token_ids: tuple[int, ...],
     dtype: str,
     weight_format: str,
+    device: torch.device,
 ) -> LoadedModel:
-    model = DecoderModel(config, assemble_weights(config, source), TORCH_DTYPES[dtype])
+    model = DecoderModel(config, assemble_weights(config, source, device), TORCH_DTYPES[dtype])
     digest = xxhash.xxh3_128(source.digest().encode())
     digest.update(repr(config).encode())
     source.close()

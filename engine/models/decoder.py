@@ -77,9 +77,10 @@ class DecoderModel:
         self.config = config
         self.dtype = dtype
         self.weights = weights
-        self._frequencies, self._rope_factor = rope_frequencies(
+        frequencies, self._rope_factor = rope_frequencies(
             config.rope, config.head_dim, config.max_position
-        )  # [head_dim / 2]
+        )
+        self._frequencies = frequencies.to(weights.final_norm.device)  # [head_dim / 2]
         self._scale = config.head_dim**-0.5
 
     def forward(

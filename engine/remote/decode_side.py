@@ -21,6 +21,7 @@ from core.request import Request
 from engine.channel import monotonic_ms
 from engine.config import EngineConfig
 from engine.kvcache.block_pool import BlockPool
+from engine.kvcache.storage import Staging
 from engine.messages import (
     CallPrefill,
     ChoiceOutput,
@@ -63,6 +64,7 @@ class DecodeSide:
         layout: KVLayout,
         scheduler: Scheduler,
         pool: BlockPool,
+        staging: Staging,
         receiver: Receiver,
         send: Callable[[ToFront], None],
         relay: Callable[[list[SequenceUpdate]], None],
@@ -73,6 +75,7 @@ class DecodeSide:
         self._scheduler = scheduler
         self._pool = pool
         self._life = pool.life
+        self._staging = staging
         self._receiver = receiver
         self._send = send
         self._relay = relay
@@ -145,7 +148,7 @@ class DecodeSide:
     # ---- from movers
 
     def run_admitted(self, event: RunAdmitted) -> None:
-        """The first bytes of a block are in."""
+        """More layers of a block are in."""
         arrival = self._current(event.session, event.attempt)
         if arrival is None or arrival.permit is None:
             return
@@ -153,6 +156,7 @@ class DecodeSide:
         block = arrival.sequence.block_table.ids(event.group)[event.position]
         if self._life.state(block) is BlockState.RESERVED:
             self._life.begin_fill(block)
+        self._staging.bring_in(event.group, block, event.first_layer, event.num_layers)
 
     def complete(self, event: SessionComplete) -> None:
         """Every byte is in and verified."""

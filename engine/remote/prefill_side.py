@@ -20,6 +20,7 @@ from core.errors import LayoutMismatch, ServeError, TransferError
 from core.kv_identity import KVIdentity, identity_differences
 from core.kv_layout import KVLayout
 from engine.channel import monotonic_ms
+from engine.kvcache.storage import Staging
 from engine.messages import (
     AddPrefill,
     AnnouncePrefill,
@@ -82,12 +83,14 @@ class PrefillSide:
     def __init__(
         self,
         scheduler: Scheduler,
+        staging: Staging,
         sender: Sender,
         send: Callable[[ToFront], None],
         identity: KVIdentity,
         layout: KVLayout,
     ) -> None:
         self._scheduler = scheduler
+        self._staging = staging
         self._sender = sender
         self._send = send
         self._identity = identity
@@ -182,7 +185,8 @@ class PrefillSide:
             self._send(AnnouncePrefill(*session.key, sequence.num_cached_tokens))
 
     def layers_done(self, output: SchedulerOutput, first_layer: int, num_layers: int) -> None:
-        """Layers `[first_layer, first_layer + num_layers)` of the running step are in the pool: send what they fill.
+        """Layers `[first_layer, first_layer + num_layers)` of the running step are in the pool, or queued to be: send
+        what they fill.
 
         A block leaves in the step that fills its last slot; the partly filled last block leaves with the prompt's
         last chunk.
@@ -263,6 +267,8 @@ class PrefillSide:
             ]
             count = len(self._layout.groups[group].layers) if num_layers is None else num_layers
             if blocks:
+                ids = [source.block for source in blocks]
+                self._staging.bring_out(group, ids, first_layer, count)
                 self._sender.push(*session.key, group, blocks, first_layer, count)
 
     def _refuse(self, key: SessionKey, error: ServeError) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +47,21 @@ class ForwardBatch:
     def num_tokens(self) -> int:
         """T."""
         return self.token_ids.shape[0]
+
+    def placed(self, place: Callable[[Tensor], Tensor]) -> ForwardBatch:
+        """The same batch with every tensor where `place` puts it."""
+        metadata = self.metadata
+        return ForwardBatch(
+            token_ids=place(self.token_ids),
+            positions=place(self.positions),
+            metadata=StepMetadata(
+                slot_mapping=place(metadata.slot_mapping),
+                block_tables=place(metadata.block_tables),
+                query_start=metadata.query_start,
+                seq_lens=metadata.seq_lens,
+            ),
+            logits_rows=place(self.logits_rows),
+        )
 
 
 def build_batch(items: Sequence[BatchItem], block_size: int) -> ForwardBatch:

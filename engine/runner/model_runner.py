@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from core.ids import NULL_BLOCK
 from core.kv_layout import KVLayout
+from engine.devices import send, wait_for
 from engine.models.decoder import Model
 from engine.runner.forward_batch import BatchItem, ForwardBatch, build_batch
 from kernels import ops
@@ -45,6 +47,7 @@ class ModelRunner:
     ) -> None:
         """layers_per_range: layers announced together; 0 takes about a third of the model."""
         self._model, self._layout, self._storage = model, layout, storage
+        self._device = storage.tensor.device
         self._num_layers = model.config.num_layers
         self.layers_per_range = layers_per_range or -(-self._num_layers // _RANGES_A_MODEL)
         self._layer_views = _views_by_layer(layout, storage, self._num_layers)
@@ -62,8 +65,10 @@ class ModelRunner:
         """Logits `[R, vocab]` float32 of the wanted rows, valid until the next call.
 
         on_layers(first, count) is called during the call, perhaps on another thread, each time the KV of layers
-        `[first, first + count)` is in the pool: in order, without gaps, once each.
+        `[first, first + count)` is in the pool, or on a card queued to be: in order, without gaps, once each.
         """
+        if self._device.type != "cpu":
+            batch = batch.placed(partial(send, device=self._device))
         on_mark = None if on_layers is None else self._range_counter(on_layers)
         return self._program.run(
             batch.token_ids, batch.positions, batch.metadata, batch.logits_rows, on_mark
@@ -109,6 +114,7 @@ class ModelRunner:
         blind = ForwardBatch(batch.token_ids, batch.positions, nowhere, batch.logits_rows)
         started = time.perf_counter()
         self.forward(blind)
+        wait_for(self._device)
         return time.perf_counter() - started
 
 

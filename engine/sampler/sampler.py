@@ -107,7 +107,12 @@ def _select(logits: Tensor, indices: list[int]) -> Tensor:
     first, end = indices[0], indices[0] + len(indices)
     if indices == list(range(first, end)):
         return logits[first:end]
-    return logits[torch.tensor(indices)]
+    return _take(logits, indices)
+
+
+def _take(logits: Tensor, indices: list[int]) -> Tensor:
+    """A copy of rows of the logits, where the logits are."""
+    return logits[torch.tensor(indices, device=logits.device)]
 
 
 def _adjusted(logits: Tensor, rows: list[SampleRow]) -> Tensor:
@@ -116,7 +121,7 @@ def _adjusted(logits: Tensor, rows: list[SampleRow]) -> Tensor:
     adjusted = [place for place, row in enumerate(rows) if _is_adjusted(row)]
     if not adjusted:
         return _select(logits, indices)
-    own = logits[torch.tensor(indices)]
+    own = _take(logits, indices)
     for place in adjusted:
         _adjust(own[place], rows[place])
     return own
@@ -143,31 +148,30 @@ def _chunks(indices: list[int]) -> Iterator[list[int]]:
 
 def _adjust(values: Tensor, row: SampleRow) -> None:
     """What changes which token even a greedy row takes, in the order of the specification. values: [vocab_size]."""
-    params, vocab_size = row.params, len(values)
+    params = row.params
     if row.allowed_token_ids is not None:
-        ops.allow_only(values, _ids(row.allowed_token_ids, vocab_size))
+        ops.allow_only(values, _ids(row.allowed_token_ids, values))
     if row.banned_token_ids:
-        ops.ban(values, _ids(row.banned_token_ids, vocab_size))
+        ops.ban(values, _ids(row.banned_token_ids, values))
     if params.logit_bias:
-        pairs = [pair for pair in params.logit_bias if 0 <= pair[0] < vocab_size]
-        bias = torch.tensor([bias for _, bias in pairs], dtype=values.dtype)
-        ops.add_bias(values, _ids([token_id for token_id, _ in pairs], vocab_size), bias)
+        pairs = [pair for pair in params.logit_bias if 0 <= pair[0] < len(values)]
+        bias = torch.tensor([bias for _, bias in pairs], dtype=values.dtype, device=values.device)
+        ops.add_bias(values, _ids([token_id for token_id, _ in pairs], values), bias)
     _penalise(values, row, params)
 
 
 def _penalise(values: Tensor, row: SampleRow, params: SamplingParams) -> None:
-    vocab_size = len(values)
-    output = _ids(row.output_token_ids, vocab_size)
+    output = _ids(row.output_token_ids, values)
     if params.repetition_penalty != 1.0:
-        seen = torch.cat((_ids(row.prompt_token_ids, vocab_size), output))
+        seen = torch.cat((_ids(row.prompt_token_ids, values), output))
         ops.penalise_repetition(values, seen, params.repetition_penalty)
     if len(output) and (params.frequency_penalty or params.presence_penalty):
         ops.penalise_frequency(values, output, params.frequency_penalty, params.presence_penalty)
 
 
-def _ids(token_ids: Sequence[int], vocab_size: int) -> Tensor:
-    """Ids that the model has, as an index: one beyond its vocabulary names no logit."""
+def _ids(token_ids: Sequence[int], values: Tensor) -> Tensor:
+    """Ids that the model has, as an index into its logits [vocab_size]: one beyond its vocabulary names none."""
     if not token_ids:
-        return torch.empty(0, dtype=torch.int64)
+        return torch.empty(0, dtype=torch.int64, device=values.device)
     ids = torch.frombuffer(array("q", token_ids), dtype=torch.int64)
-    return ids[(ids >= 0) & (ids < vocab_size)]
+    return ids[(ids >= 0) & (ids < len(values))].to(values.device)

@@ -5,7 +5,7 @@ for a product of few rows, one tile of the matrix units for a product of many. Q
 outputs, 4 columns]; two quads share a byte where four bits are enough.
 
 Four-bit weights whose groups have 32 columns become whole numbers, slope * (quant - 8) + middle, with one scale an
-output, rounded so that they reach 8,191. Their products need no scale before the end; docs/decisions/0005 says what that costs.
+output, rounded so that they reach 8,191. Their products need no scale before the end (docs/decisions/0005).
 """
 
 from __future__ import annotations

@@ -70,6 +70,12 @@ def current_card() -> Card:
     return _recording.card if _recording.card is not None else _present_card()
 
 
+def card_name() -> str:
+    """What to call the card: its maker's name and its row of the tuning tables."""
+    row = current_card().name
+    return row if INTERPRETED else f"{torch.cuda.get_device_name()}, {row}"
+
+
 @contextmanager
 def recording(card: Card) -> Iterator[list[Launch]]:
     """Let launchers run as if on `card`, and collect what they would start; results hold anything."""

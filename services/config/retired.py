@@ -71,7 +71,6 @@ NEEDLESS = {
     "pipeline-parallel-size": {"1"},
     "data-parallel-size": {"1"},
     "preemption-mode": {"recompute"},
-    "device": {"cpu", "auto"},
 }
 """Name -> values that say what is the case anyway; such a setting is dropped."""
 

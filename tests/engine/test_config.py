@@ -28,6 +28,11 @@ def test_an_unknown_kv_dtype_is_answered_with_those_that_exist(name: str) -> Non
         EngineConfig("m", kv_cache_dtype=name)
 
 
+def test_an_unknown_device_is_answered_with_those_that_exist() -> None:
+    with pytest.raises(ConfigError, match="--device: 'cuda:1' is unknown; known: auto, cpu, cuda"):
+        EngineConfig("m", device="cuda:1")
+
+
 def test_activations_are_not_quantised() -> None:
     with pytest.raises(ConfigError, match="--dtype: 'fp8_e4m3' is unknown"):
         EngineConfig("m", dtype="fp8_e4m3")

@@ -34,8 +34,32 @@ def test_without_a_built_library_auto_runs_the_reference_and_a_name_is_refused(
 
 
 def test_what_cannot_run_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="'fast' is unknown; known: auto, cpu, reference"):
+    with pytest.raises(ConfigError, match="'fast' is unknown; known: auto, cpu, reference, triton"):
         choose_backend("fast", "float32", 1)
     with pytest.raises(ConfigError, match="float32, --dtype is float16"):
         choose_backend("cpu", "float16", 1)
     assert choose_backend("reference", "float16", 1).description == "reference (torch)"
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_kernels_of_the_host_are_refused_on_a_card(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"--kernel-backend: '{name}' .*--device is cuda"):
+        choose_backend(name, "float32", 1, device="cuda")
+
+
+def test_kernels_of_cards_are_refused_on_the_host() -> None:
+    with pytest.raises(ConfigError, match=r"--kernel-backend: 'triton' .*--device is cpu"):
+        choose_backend("triton", "float32", 1)
+
+
+@pytest.mark.parametrize("name", ["auto", "triton"])
+def test_a_card_without_triton_is_refused_by_what_is_missing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernels.triton.import_module", _without_triton)
+    with pytest.raises(ConfigError, match=r"--device: 'cuda' .*install baton\[triton\]"):
+        choose_backend(name, "float32", 1, device="cuda")
+
+
+def _without_triton(name: str) -> None:
+    raise ModuleNotFoundError(f"{name} needs triton", name="triton")

@@ -21,10 +21,13 @@ from core.ids import RequestId
 from core.kv_identity import KVIdentity
 from core.kv_layout import KVLayout
 from core.request import Request, SamplingParams
+from engine.assembly import assemble
 from engine.channel import Inbox
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.devices import HOST
 from engine.kvcache.block_pool import BlockPool
+from engine.kvcache.device_storage import allocate_device_pool
 from engine.kvcache.storage import allocate_pool
 from engine.messages import (
     AbortRequest,
@@ -35,6 +38,8 @@ from engine.messages import (
     ChoiceOutput,
     DeclinePrefill,
     EndPrefill,
+    EngineProgress,
+    EngineReady,
     EngineStats,
     FirstTokens,
     GrantPrefill,
@@ -57,6 +62,7 @@ from engine.scheduler.scheduler import Scheduler
 from kvtransfer.config import TransferConfig
 from kvtransfer.transports.tcp.receiver import TcpReceiver
 from kvtransfer.transports.tcp.sender import TcpSender
+from tests.support.poison import POISON_BYTE
 from tests.support.tiny_model import tiny_model
 
 BLOCK_SIZE = 16
@@ -66,8 +72,15 @@ class EngineHarness:
     """One engine without a process: `turn` it, read what it said."""
 
     def __init__(
-        self, *, num_blocks: int = 64, budget: int = 48, model_seed: int = 0, **config: Any
+        self,
+        *,
+        num_blocks: int = 64,
+        budget: int = 48,
+        model_seed: int = 0,
+        is_staged: bool = False,
+        **config: Any,
     ) -> None:
+        """is_staged: whether movers have a memory of their own beside the kernels'; what was never written is NaN."""
         model = tiny_model(model_seed)
         self.config = EngineConfig(model="tiny", max_num_seqs=16, **config)
         self.layout = KVLayout(BLOCK_SIZE, model.config.kv_groups(self.config.kv_dtype))
@@ -92,7 +105,7 @@ class EngineHarness:
         self.outputs: dict[RequestId, list[ChoiceOutput]] = defaultdict(list)
         self.stats = EngineStats()
         self.num_told = 0
-        self.storage = storage = allocate_pool(self.layout, num_blocks + 1)
+        self.storage = storage = _allocate(self.layout, num_blocks + 1, is_staged=is_staged)
         transfer = TransferConfig(link_rate_bytes_s=self.config.link_rate_bytes_s)
         self.receiver = TcpReceiver(
             self.pool.life, storage.buffer, self.layout, self.inbox.post, transfer
@@ -156,6 +169,35 @@ class EngineHarness:
     def close(self) -> None:
         """Join its movers."""
         self.core.close()
+
+
+def _allocate(layout: KVLayout, num_blocks: int, *, is_staged: bool) -> Any:
+    if not is_staged:
+        return allocate_pool(layout, num_blocks)
+    storage = allocate_device_pool(layout, num_blocks, HOST)
+    storage.tensor.fill_(POISON_BYTE)
+    storage.mirror.tensor.fill_(POISON_BYTE)
+    return storage
+
+
+class AssembledEngine(EngineHarness):
+    """The same, put together by `engine.assembly` from its config, as an engine process does it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.inbox = Inbox()
+        self.said: deque[Any] = deque()
+        self.outputs: dict[RequestId, list[ChoiceOutput]] = defaultdict(list)
+        self.stats = EngineStats()
+        self.num_told = 0
+        self.core = assemble(config, self.inbox, self._hear)
+        self.progress = [m.message for m in self.said if isinstance(m, EngineProgress)]
+        (ready,) = [message for message in self.said if isinstance(message, EngineReady)]
+        self.said.clear()
+        self.kernels, self.identity, self.layout = ready.kernels, ready.identity, ready.layout
+        self.root = ready.hash_root
+        self.pool, self.scheduler = self.core._pool, self.core._scheduler
+        self.receiver = self.core._receiver
 
 
 def make_request(

@@ -9,7 +9,7 @@ from typing import Any
 
 from core.request import Request
 from engine.messages import AddRequest
-from tests.support.engines import EngineHarness, Wire, turn_until
+from tests.support.engines import EngineHarness, Wire, abort, make_request, run_alone, turn_until
 from tests.support.tiny_model import VOCAB_SIZE
 
 
@@ -53,3 +53,40 @@ def settle(wire: Wire) -> None:
 
 def answer(wire: Wire, request: Request) -> list[list[int]]:
     return [wire.decode.tokens(request.id, choice) for choice in range(request.sampling.n)]
+
+
+def run_random_mix(seed: int, **harness: Any) -> None:
+    """Requests, aborts and a prefill worker lost; what was not aborted has the answer of one engine alone."""
+    chance = random.Random(seed)
+    requests = [
+        make_request(
+            f"r{i}",
+            random_prompt(chance.randrange(1, 150), chance.randrange(4)),
+            max_tokens=chance.randrange(2, 20),
+            n=chance.choice([1, 1, 2]),
+            temperature=chance.choice([0.5, 1.0]),
+            seed=i,
+        )
+        for i in range(20)
+    ]
+    aborted: set[str] = set()
+    with split_pair(
+        "p1", "p2", num_blocks=40, prefill={"num_blocks": 30, **harness}, **harness
+    ) as wire:
+        for index, request in enumerate(requests):
+            submit(wire, request, *chance.sample(["p1", "p2"], chance.randrange(3)))
+            for _ in range(chance.randrange(8)):
+                wire.turn()
+                for engine in [wire.decode, *wire.prefill.values()]:
+                    engine.turn()
+            if chance.random() < 0.25:
+                aborted.add(chance.choice(requests[: index + 1]).id)
+                abort(wire.decode, max(aborted))
+            if index == 12:
+                wire.cut("p1")
+        for name in aborted:
+            abort(wire.decode, name)
+        run_to_end(wire, *requests)
+        for request in requests:
+            if "abort" not in wire.decode.finish_reasons(request.id).values():
+                assert answer(wire, request) == run_alone(request), request

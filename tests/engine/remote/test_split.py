@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from engine.messages import (
@@ -22,7 +20,15 @@ from tests.support.engines import (
     run_alone,
     turn_until,
 )
-from tests.support.scenes import answer, random_prompt, run_to_end, settle, split_pair, submit
+from tests.support.scenes import (
+    answer,
+    random_prompt,
+    run_random_mix,
+    run_to_end,
+    settle,
+    split_pair,
+    submit,
+)
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 100, 161])
@@ -205,34 +211,4 @@ def test_a_session_that_nobody_renews_ends_at_its_lease() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_mixes_of_requests_aborts_and_losses_end_right(seed: int) -> None:
-    chance = random.Random(seed)
-    requests = [
-        make_request(
-            f"r{i}",
-            random_prompt(chance.randrange(1, 150), chance.randrange(4)),
-            max_tokens=chance.randrange(2, 20),
-            n=chance.choice([1, 1, 2]),
-            temperature=chance.choice([0.5, 1.0]),
-            seed=i,
-        )
-        for i in range(20)
-    ]
-    aborted: set[str] = set()
-    with split_pair("p1", "p2", num_blocks=40, prefill={"num_blocks": 30}) as wire:
-        for index, request in enumerate(requests):
-            submit(wire, request, *chance.sample(["p1", "p2"], chance.randrange(3)))
-            for _ in range(chance.randrange(8)):
-                wire.turn()
-                for engine in [wire.decode, *wire.prefill.values()]:
-                    engine.turn()
-            if chance.random() < 0.25:
-                aborted.add(chance.choice(requests[: index + 1]).id)
-                abort(wire.decode, max(aborted))
-            if index == 12:
-                wire.cut("p1")
-        for name in aborted:
-            abort(wire.decode, name)
-        run_to_end(wire, *requests)
-        for request in requests:
-            if "abort" not in wire.decode.finish_reasons(request.id).values():
-                assert answer(wire, request) == run_alone(request), request
+    run_random_mix(seed)

@@ -1,6 +1,7 @@
 """A step as tensors: rows, slots, tables and the rows whose logits are wanted."""
 
 import pytest
+from torch import Tensor
 
 from engine.runner.forward_batch import BatchItem, build_batch
 
@@ -23,6 +24,25 @@ def test_items_lie_end_to_end() -> None:
     assert batch.metadata.slot_mapping.tolist() == slots
     assert batch.metadata.block_tables.tolist() == [[3, 9, 0], [4, 2, 7], [6, 0, 0]]
     assert batch.logits_rows.tolist() == [3, 5]
+
+
+def test_every_tensor_of_a_step_is_placed_once() -> None:
+    batch = build_batch([BatchItem([5, 6], 15, [3, 9], wants_logits=True)], block_size=16)
+    placed: list[Tensor] = []
+
+    def place(tensor: Tensor) -> Tensor:
+        placed.append(tensor)
+        return tensor + 100
+
+    moved = batch.placed(place)
+    tensors = [
+        (b.token_ids, b.positions, b.metadata.slot_mapping, b.metadata.block_tables, b.logits_rows)
+        for b in (batch, moved)
+    ]
+    assert [id(tensor) for tensor in placed] == [id(tensor) for tensor in tensors[0]]
+    assert all(bool((b == a + 100).all()) for a, b in zip(*tensors, strict=True))
+    assert (moved.metadata.query_start, moved.metadata.seq_lens) == ((0, 2), (17,))
+    assert moved.metadata.derived is not batch.metadata.derived
 
 
 def test_a_step_that_wants_no_logits() -> None:

@@ -1,5 +1,9 @@
 """gpu-check without a card: one line and nothing claimed; and its steps, tried at small sizes in the interpreter."""
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -75,15 +79,45 @@ def test_a_side_that_cannot_run_says_why() -> None:
     assert timing.ratio(figures, "other", "ours") is None
 
 
-def test_serving_is_skipped_where_the_flag_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "_knows_device", lambda: False)
-    assert "no flag --device" in serving.run()["skipped"]
+@pytest.mark.parametrize(
+    ("changes", "is_right"),
+    [
+        ({}, True),
+        ({"text": "another"}, False),
+        ({"num_sessions": 0.0}, False),
+        ({"kernels": {"p": "triton (card)", "d": "reference (torch)"}}, False),
+    ],
+)
+def test_a_split_answer_is_compared_with_card_and_reference(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], is_right: bool
+) -> None:
+    """Right where it is served on the card, over a session, with the text of the other side."""
+    asked: list[tuple[str, ...]] = []
+
+    def ask(_: Path, roles: dict[str, str], arguments: list[str]) -> serving.Answer:
+        asked.append((*roles, *arguments))
+        on_card = {"p": "triton (card)", "d": "triton (card)"}
+        answer = serving.Answer("text", float("p" in roles), on_card)
+        return replace(answer, **changes) if "p" in roles else answer
+
+    monkeypatch.setattr(serving, "ask", ask)
+    figures = serving.run()
+    assert {name: step["is_right"] for name, step in figures.items()} == {
+        "split, bfloat16": is_right,
+        "split, float32": is_right,
+    }
+    assert [arguments[:5] for arguments in asked] == [
+        ("p", "d", "--device", "cuda", "--dtype"),
+        ("m", "--device", "cuda", "--dtype", "bfloat16"),
+        ("p", "d", "--device", "cuda", "--dtype"),
+        ("m", "--device", "cpu", "--kernel-backend", "reference"),
+    ]
 
 
 def test_what_is_wrong_fails_the_check() -> None:
     figures = {
         "correctness": {"is_right": True},
-        "serving": {"skipped": "no flag"},
+        "serving": {"split": {"is_right": True}, "other": {"is_right": False}},
         "attention": {"one": {"is_right": True}, "two": {"is_right": False}},
     }
-    assert gpu_check._wrong_steps(figures) == ["two"]
+    assert gpu_check._wrong_steps(figures) == ["other", "two"]

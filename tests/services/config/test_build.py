@@ -46,6 +46,14 @@ def test_one_setting_reaches_every_process_of_a_cluster() -> None:
     assert config.worker.log_level == config.gateway.log_level == "debug"
 
 
+def test_workers_of_every_role_and_of_a_cluster_are_told_their_device() -> None:
+    found = {**MODEL, "device": "cuda", "kernel-backend": "triton"}
+    engines = [build.build_worker(found, role).engine for role in Role]
+    engines.append(build.build_cluster(found, {}).worker.engine)
+    assert {(e.device, e.kernel_backend) for e in engines} == {("cuda", "triton")}
+    assert build.build_worker(MODEL, Role.DECODE).engine.device == "auto"
+
+
 def test_the_port_of_a_cluster_may_come_from_the_host() -> None:
     assert build.build_cluster(MODEL, {}).gateway.port == 8000
     assert build.build_cluster(MODEL, {"PORT": "9000"}).gateway.port == 9000

@@ -9,6 +9,7 @@ import pytest
 
 from core.errors import ConfigError
 from services.config import build
+from services.config.retired import is_retired
 from services.config.settings import field_sentences
 from services.config.sources import add_flags, collect, normalise_arguments
 from services.worker.config import WorkerConfig
@@ -117,7 +118,6 @@ def test_what_belongs_to_others_is_left_alone(tmp_path: Path) -> None:
         (["-tp", "2"], "one rank; add workers"),
         (["--kv-transfer-config", "{}"], "roles are commands here"),
         (["--no-enable-chunked-prefill"], "always computed in chunks"),
-        (["--device", "cuda"], "--device: only auto, cpu is possible here"),
     ],
 )
 def test_names_of_popular_guides_are_answered_with_what_to_write(
@@ -138,6 +138,11 @@ def test_what_asks_for_the_case_anyway_is_dropped(tmp_path: Path) -> None:
     arguments = ["--max-num-partial-prefills", "1", "--enable-chunked-prefill", "-tp", "1"]
     assert found(*arguments, "--enforce-eager", "--block-size", "32") == {"block-size": 32}
     assert found(yaml="tensor-parallel-size: 1", folder=tmp_path) == {}
+
+
+def test_no_setting_is_hidden_by_a_retired_name() -> None:
+    groups = (build.worker_settings(), build.gateway_settings(), build.cluster_settings())
+    assert [s.name for group in groups for s in group if is_retired(s.name)] == []
 
 
 def test_every_setting_has_a_sentence_and_a_name_of_its_own() -> None:
