@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels.cpu.arguments import arguments_of
 from kernels.cpu.binding import ROWS_WANTED, Instruction, QuantRows, Rows, Step
+from kernels.cpu.large_pages import large_pages
 from kernels.cpu.lowering import LEAST_JOINED, Lowered, QuantBuffer, lower
 from kernels.cpu.places import Place
 from kernels.cpu.quant_memory import LEAST_ROWS, QuantMemory
@@ -109,7 +110,7 @@ class _OwnMemory:
     def __init__(self, lowered: Lowered, num_threads: int) -> None:
         self.num_rows = num_threads * _OWN_ROWS
         self.thread_floats = lowered.own_floats * _OWN_ROWS
-        self.rows = torch.empty(num_threads * self.thread_floats)
+        self.rows = large_pages(4 * num_threads * self.thread_floats).view(torch.float32)
 
 
 class _Memory:
@@ -122,7 +123,7 @@ class _Memory:
         wanted = {id(p.buffer): p.buffer for n in lowered.nodes for p in n.places.values()}
         own = [b for b in wanted.values() if b.row_count == ROWS_WANTED]
         self._own = own_memory
-        self._rows = torch.empty(lowered.row_floats * num_rows)
+        self._rows = large_pages(4 * lowered.row_floats * num_rows).view(torch.float32)
         # Rows that are wanted are few and wide (logits): they have memory of their own.
         self._wanted = {id(b): torch.empty(num_wanted, b.width) for b in own}
         spare = max(num_rows, num_wanted, LEAST_ROWS)

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 from core.errors import ConfigError
 from kernels.cpu.binding import NativeWeight, WeightKind
+from kernels.cpu.large_pages import weight_memory
 from kernels.gguf_quants import Quants, unpack
 from kernels.weights import (
     BlockWeight,
@@ -89,7 +91,9 @@ def _pack_rows(weight: RowWeight) -> HostWeight:
 def _pack_dense(values: Tensor) -> HostWeight:
     num_rows, num_columns = values.shape
     num_panels = -(-num_rows // PANEL)
-    data = torch.zeros(num_panels, num_columns, PANEL, dtype=values.dtype)
+    shape = (num_panels, num_columns, PANEL)
+    memory = weight_memory.take(prod(shape) * values.element_size())
+    data = memory.view(values.dtype).view(shape)
     for first in range(0, num_panels, _CHUNK_PANELS):
         rows = values[first * PANEL : (first + _CHUNK_PANELS) * PANEL]
         padded = _padded(rows)  # [panels of the chunk * 16, num_columns]
@@ -118,7 +122,8 @@ def _pack_quants(weight: BlockWeight | ChannelWeight | GroupWeight) -> HostWeigh
         else:
             chunk = _panels(quants)  # [panels, groups, group_bytes]
         if data is None:
-            data = torch.zeros(num_panels, *chunk.shape[1:], dtype=torch.uint8)
+            shape = (num_panels, *chunk.shape[1:])
+            data = weight_memory.take(prod(shape)).view(shape)
         data[first : first + chunk.shape[0]] = chunk
     assert data is not None, "a weight has rows"
     native = NativeWeight(

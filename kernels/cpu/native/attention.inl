@@ -85,43 +85,66 @@ inline void transpose_block(const float* const* rows, int64_t column, float* out
 }
 #endif
 
+// Walks over positions: the block of the sequence's table and the slot in it, without a division each.
+struct Cursor {
+    Cursor(const Layer& l, int64_t position) : size(l.a.view.block_size), block(position / size), offset(position % size) {}
+    void advance() {
+        if (++offset < size) return;
+        offset = 0;
+        block++;
+    }
+    int64_t size, block, offset;
+};
+
+// Asks for K or V of a position of the next tile while this one is read: blocks lie far apart in the pool.
+inline void ask_ahead(const Layer& l, int64_t block, int64_t head, int64_t half, int64_t offset) {
+    const BatonKvView& view = l.a.view;
+    const int64_t element = view.type == BATON_KV_F32 ? 4 : view.type <= BATON_KV_BF16 ? 2 : 1;
+    const int64_t at = block * view.block_stride + head * view.head_stride + half * view.half_stride + offset * l.dim;
+    const char* row = static_cast<const char*>(view.values) + at * element;
+    for (int64_t byte = 0; byte < l.dim * element; byte += 64) __builtin_prefetch(row + byte, 0, 3);
+}
+
+// K (half 0) or V (half 1) of positions [first, first + 64), one after the other: put(i, vector), a null pointer for
+// positions outside [low, high). Vectors are in the pool or at space(i).
+template <typename Space, typename Put>
+inline void each_slot(const Layer& l, const int32_t* table, int64_t head, int64_t half, int64_t first, int64_t low, int64_t high, Space space, Put put) {
+    Cursor here(l, first), ahead(l, first + kTilePositions);
+    for (int64_t i = 0; i < kTilePositions; i++, here.advance(), ahead.advance()) {
+        const int64_t position = first + i;
+        if (position + kTilePositions < high) ask_ahead(l, table[ahead.block], head, half, ahead.offset);
+        const bool is_seen = position >= low && position < high;
+        put(i, is_seen ? slot_vector(l, table[here.block], head, half, here.offset, space(i)) : nullptr);
+    }
+}
+
 // K of positions [first, first + 64) as [dim, 64]; positions outside [low, high) read as zero.
 inline void load_keys(const Layer& l, const int32_t* table, int64_t head, int64_t first, int64_t low, int64_t high, float* space, float* keys) {
-    for (int64_t part = 0; part < 64; part += 16) {
-        const float* rows[16];
-        for (int64_t i = 0; i < 16; i++) {
-            const int64_t position = first + part + i;
-            float* own = space + i * l.padded;
-            if (position < low || position >= high) {
-                std::memset(own, 0, sizeof(float) * l.dim);
-                rows[i] = own;
-                continue;
-            }
-            rows[i] = slot_vector(l, table[position / l.a.view.block_size], head, 0, position % l.a.view.block_size, own);
-        }
+    const float* rows[16];
+    auto own = [&](int64_t i) { return space + i % 16 * l.padded; };
+    each_slot(l, table, head, 0, first, low, high, own, [&](int64_t i, const float* row) {
+        rows[i % 16] = row ? row : own(i);
+        if (!row) std::memset(own(i), 0, sizeof(float) * l.dim);
+        if (i % 16 != 15) return;
+        float* part = keys + i - 15;
         int64_t d = 0;
-        for (; d + 16 <= l.dim; d += 16) transpose_block(rows, d, keys + 64 * d + part);
+        for (; d + 16 <= l.dim; d += 16) transpose_block(rows, d, part + 64 * d);
         for (; d < l.dim; d++)
-            for (int64_t i = 0; i < 16; i++) keys[64 * d + part + i] = rows[i][d];
-    }
+            for (int64_t r = 0; r < 16; r++) part[64 * d + r] = rows[r][d];
+    });
 }
 
 // V of positions [first, first + 64) as pointers to [padded] floats; zeros outside [low, high).
 inline void load_values(const Layer& l, const int32_t* table, int64_t head, int64_t first, int64_t low, int64_t high, float* space, const float** rows) {
-    for (int64_t i = 0; i < 64; i++) {
-        const int64_t position = first + i;
-        float* own = space + i * l.padded;
-        if (position < low || position >= high) {
-            std::memset(own, 0, sizeof(float) * l.padded);
-            rows[i] = own;
-            continue;
-        }
-        rows[i] = slot_vector(l, table[position / l.a.view.block_size], head, 1, position % l.a.view.block_size, own);
-        if (l.padded == l.dim) continue;
-        if (rows[i] != own) std::memcpy(own, rows[i], sizeof(float) * l.dim);
-        std::memset(own + l.dim, 0, sizeof(float) * (l.padded - l.dim));
-        rows[i] = own;
-    }
+    auto own = [&](int64_t i) { return space + i * l.padded; };
+    each_slot(l, table, head, 1, first, low, high, own, [&](int64_t i, const float* row) {
+        rows[i] = row ? row : own(i);
+        if (!row) std::memset(own(i), 0, sizeof(float) * l.padded);
+        if (!row || l.padded == l.dim) return;
+        if (row != own(i)) std::memcpy(own(i), row, sizeof(float) * l.dim);
+        std::memset(own(i) + l.dim, 0, sizeof(float) * (l.padded - l.dim));
+        rows[i] = own(i);
+    });
 }
 
 // out[M][16 NV] = left[M][K] * right[K] rows, one chain over K an element; it begins with kept[M] * out where there is
@@ -172,23 +195,6 @@ inline const F& lane_numbers() {
     static const float numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     static const F lanes = load(numbers);
     return lanes;
-}
-
-// Asks for the K and V of the next tile's blocks while this one is folded: they lie far apart in the pool.
-inline void prefetch_tile(const Layer& l, const int32_t* table, int64_t head, int64_t first, int64_t end) {
-#if defined(__x86_64__)
-    const BatonKvView& view = l.a.view;
-    const int64_t element = view.type == BATON_KV_F32 ? 4 : view.type <= BATON_KV_BF16 ? 2 : 1;
-    for (int64_t position = first; position < first + kTilePositions && position < end; position += 16) {
-        const int64_t slot = position % view.block_size;
-        const char* base = static_cast<const char*>(view.values) +
-                           (table[position / view.block_size] * view.block_stride + head * view.head_stride + slot * l.dim) * element;
-        for (int64_t at = 0; at < 16 * l.dim * element; at += 64) {
-            __builtin_prefetch(base + at, 0, 2);
-            __builtin_prefetch(base + view.half_stride * element + at, 0, 2);
-        }
-    }
-#endif
 }
 
 // The running fold of up to kMaxQueries query vectors.
@@ -366,7 +372,6 @@ inline void run_attend(const void* arguments, int64_t, const StepPlan& plan, int
     scratch.reserve(attend_bytes(l, queries));
     const TileSpace space{scratch.take<float>(queries * l.dim), scratch.take<float>(64 * l.dim), scratch.take<float>(queries * 64),
                           scratch.take<float>(64 * l.padded), scratch.take<float>(16 * l.padded), scratch.take<float>(queries)};
-    const int32_t* table = plan.step.tables + task.sequence * plan.step.table_stride;
     load_queries(l, task, rows, space.queries);
     const Fold whole = task.partial < 0 ? take_fold(l, queries, scratch) : partial_fold(l, plan, task.partial, queries);
     const Fold part = task.num_chunks > 1 ? take_fold(l, queries, scratch) : whole;
@@ -375,10 +380,7 @@ inline void run_attend(const void* arguments, int64_t, const StepPlan& plan, int
         const Fold& fold = chunk == task.first_chunk ? whole : part;
         if (chunk != task.first_chunk) start_fold(part, queries, l.padded);
         const int64_t end = (chunk + 1) * kChunkPositions < rows.position + rows.count ? (chunk + 1) * kChunkPositions : rows.position + rows.count;
-        for (int64_t first = chunk * kChunkPositions; first < end; first += kTilePositions) {
-            prefetch_tile(l, table, task.head, first + kTilePositions, end);
-            fold_tile(l, task, rows, first, fold, space);
-        }
+        for (int64_t first = chunk * kChunkPositions; first < end; first += kTilePositions) fold_tile(l, task, rows, first, fold, space);
         if (chunk == task.first_chunk) continue;
         for (int64_t q = 0; q < queries; q++) merge_folds(whole, part, q, l.padded);
     }

@@ -155,6 +155,13 @@ template <int bits, int V> inline void unpack_group(const uint8_t* quants, __m51
     }
 }
 
+// With few rows a product waits for its weights: what comes some groups later is asked for now. The processor's own
+// prefetch stops at every page.
+template <int R> inline void ask_ahead(const uint8_t* data, int64_t bytes) {
+    if constexpr (R <= 4)
+        for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + 12 * bytes + at, 0, 3);
+}
+
 template <int bits, int group, int R> void quant_block(const BatonProduct& a, int64_t row, int64_t panel) {
     constexpr int V = group / 4;
     const BatonWeight& w = *a.weight;
@@ -169,6 +176,7 @@ template <int bits, int group, int R> void quant_block(const BatonProduct& a, in
     for (int64_t g = 0; g < groups; g++, data += step) {
         __m512i wv[V];
         unpack_group<bits, V>(data, wv);
+        ask_ahead<R>(data, step);
         const F scale = load_scales(data + quants, w.half_scales);
         const F least = w.has_min ? load_scales(data + quants + scales, w.half_scales) : all(0.0f);
         repeat<R>(BATON_EACH(r) {
@@ -205,6 +213,7 @@ template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t pa
             __m512i wv[8];
             unpack_group<4, 8>(data, wv);
             const __m512i pairs = _mm512_loadu_si512(data + 256);
+            ask_ahead<R>(data, kWholeBytes);
             repeat<R>(BATON_EACH(r) {
                 // Products with quant - 8 fit 16 bits; beside them lies the sum that the pair's second number meets.
                 __m512i x = _mm512_set1_epi32(in[r].starts[2 * g]), y = _mm512_set1_epi32(in[r].starts[2 * g + 1]);

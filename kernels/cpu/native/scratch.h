@@ -1,5 +1,7 @@
 // Memory that one thread reuses from tile to tile. Grows to what the largest tile asked for and stays there.
 #pragma once
+#include <sys/mman.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -29,12 +31,15 @@ public:
         reset();
         if (bytes <= size_) return;
         std::free(memory_);
-        size_ = (bytes + 4095) & ~size_t(4095);
-        memory_ = static_cast<uint8_t*>(std::aligned_alloc(64, size_));
+        size_ = (bytes + kLargePage - 1) & ~(kLargePage - 1);
+        memory_ = static_cast<uint8_t*>(std::aligned_alloc(kLargePage, size_));
         if (!memory_) throw std::bad_alloc();
+        madvise(memory_, size_, MADV_HUGEPAGE);  // where the kernel has none, small pages do
     }
 
 private:
+    static constexpr size_t kLargePage = size_t(2) << 20;
+
     uint8_t* memory_ = nullptr;
     size_t size_ = 0;
     size_t used_ = 0;
