@@ -23,9 +23,10 @@ def large_pages(num_bytes: int) -> Tensor:
     mapping = mmap.mmap(-1, size + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError, AttributeError):  # a kernel without large pages
         mapping.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(mapping, dtype=torch.uint8)
-    first = -whole.data_ptr() % _LARGE_PAGE
-    return whole[first : first + num_bytes]
+    with torch.inference_mode(False):  # who shares a piece may or may not be in that mode
+        whole = torch.frombuffer(mapping, dtype=torch.uint8)
+        first = -whole.data_ptr() % _LARGE_PAGE
+        return whole[first : first + num_bytes]
 
 
 class WeightMemory:

@@ -112,17 +112,25 @@ inline QuantRow quant_row(const BatonProduct& a, int64_t row) {
     return {high, high + plane, a.quantised.sums + row * sums_of(width) + (a.weight->group == 16 ? 5 : 4) * groups, a.quantised.scales[row]};
 }
 
-struct WholeRow {  // the same for whole weights
-    const int8_t *high, *low;
-    const int32_t *starts, *counts;  // by group: of high bytes, of low ones
-    float scale;
+// What whole weights meet of R rows, group by group and row by row, so that one stream of memory is read.
+struct WholeInputs {
+    int8_t high[32], low[32];
+    int32_t starts[2], counts[2];  // of high bytes, of low ones
 };
 
-inline WholeRow whole_row(const BatonProduct& a, int64_t row) {
+template <int R> inline void gather_inputs(const BatonProduct& a, int64_t row, WholeInputs* out) {
     const int64_t width = a.quantised.width, groups = width / 32, plane = plane_bytes(width);
-    const int8_t* high = a.quantised.values + row * 2 * plane;
-    const int32_t* starts = a.quantised.sums + row * sums_of(width);
-    return {high, high + plane, starts, starts + 2 * groups, a.quantised.scales[row]};
+    for (int64_t r = 0; r < R; r++) {
+        const int8_t *high = a.quantised.values + (row + r) * 2 * plane, *low = high + plane;
+        const int32_t *starts = a.quantised.sums + (row + r) * sums_of(width), *counts = starts + 2 * groups;
+        for (int64_t g = 0; g < groups; g++) {
+            WholeInputs& own = out[g * R + r];
+            std::memcpy(own.high, high + 32 * g, 32);
+            std::memcpy(own.low, low + 32 * g, 32);
+            std::memcpy(own.starts, starts + 2 * g, 8);
+            std::memcpy(own.counts, counts + 2 * g, 8);
+        }
+    }
 }
 
 inline F row_scales(const BatonWeight& w, int64_t panel) {
@@ -194,35 +202,31 @@ template <int bits, int group, int R> void quant_block(const BatonProduct& a, in
     repeat<R>(BATON_EACH(r) { put_outputs(a, row + r, panel, sums[r] * all(in[r].scale)); });
 }
 
-template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t panel) {
+template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t panel, const WholeInputs* in) {
     const BatonWeight& w = *a.weight;
     const int64_t groups = w.num_columns / 32;
     const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w);
     const __m512i lower = _mm512_set1_epi32(0xffff);
-    WholeRow in[R];
     F sums[R];
-    repeat<R>(BATON_EACH(r) {
-        in[r] = whole_row(a, row + r);
-        sums[r] = all(0.0f);
-    });
+    repeat<R>(BATON_EACH(r) { sums[r] = all(0.0f); });
     for (int64_t first = 0; first < groups; first += kSegment / 32) {
         const int64_t end = first + kSegment / 32 < groups ? first + kSegment / 32 : groups;
         __m512i high[R], low[R];
         repeat<R>(BATON_EACH(r) { high[r] = low[r] = _mm512_setzero_si512(); });
-        for (int64_t g = first; g < end; g++, data += kWholeBytes) {
+        for (int64_t g = first; g < end; g++, data += kWholeBytes, in += R) {
             __m512i wv[8];
             unpack_group<4, 8>(data, wv);
             const __m512i pairs = _mm512_loadu_si512(data + 256);
             ask_ahead<R>(data, kWholeBytes);
             repeat<R>(BATON_EACH(r) {
                 // Products with quant - 8 fit 16 bits; beside them lies the sum that the pair's second number meets.
-                __m512i x = _mm512_set1_epi32(in[r].starts[2 * g]), y = _mm512_set1_epi32(in[r].starts[2 * g + 1]);
+                __m512i x = _mm512_set1_epi32(in[r].starts[0]), y = _mm512_set1_epi32(in[r].starts[1]);
                 repeat<8>(BATON_EACH(v) {
-                    x = _mm512_dpbusd_epi32(x, wv[v], four_bytes(in[r].high + 32 * g + 4 * v));
-                    y = _mm512_dpbusd_epi32(y, wv[v], four_bytes(in[r].low + 32 * g + 4 * v));
+                    x = _mm512_dpbusd_epi32(x, wv[v], four_bytes(in[r].high + 4 * v));
+                    y = _mm512_dpbusd_epi32(y, wv[v], four_bytes(in[r].low + 4 * v));
                 });
-                x = _mm512_ternarylogic_epi32(x, lower, _mm512_set1_epi32(in[r].counts[2 * g]), 0xea);  // (x & lower) | counts
-                y = _mm512_ternarylogic_epi32(y, lower, _mm512_set1_epi32(in[r].counts[2 * g + 1]), 0xea);
+                x = _mm512_ternarylogic_epi32(x, lower, _mm512_set1_epi32(in[r].counts[0]), 0xea);  // (x & lower) | counts
+                y = _mm512_ternarylogic_epi32(y, lower, _mm512_set1_epi32(in[r].counts[1]), 0xea);
                 high[r] = _mm512_dpwssd_epi32(high[r], x, pairs);
                 low[r] = _mm512_dpwssd_epi32(low[r], y, pairs);
             });
@@ -230,7 +234,7 @@ template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t pa
         repeat<R>(BATON_EACH(r) { sums[r] = sums[r] + joined({high[r]}, {low[r]}); });
     }
     const F scales = row_scales(w, panel);
-    repeat<R>(BATON_EACH(r) { put_outputs(a, row + r, panel, sums[r] * (scales * all(in[r].scale))); });
+    repeat<R>(BATON_EACH(r) { put_outputs(a, row + r, panel, sums[r] * (scales * all(a.quantised.scales[row + r]))); });
 }
 
 #elif defined(BATON_AVX2)
@@ -336,25 +340,24 @@ template <int bits, int group, int R> void quant_block(const BatonProduct& a, in
     put_outputs(a, row, panel, sum * all(in.scale));
 }
 
-template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t panel) {
+template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t panel, const WholeInputs* in) {
     static_assert(R == 1, "one row at a time");
     const BatonWeight& w = *a.weight;
     const int64_t groups = w.num_columns / 32;
     const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w);
-    const WholeRow in = whole_row(a, row);
     F sum = all(0.0f);
     for (int64_t first = 0; first < groups; first += kSegment / 32) {
         const int64_t end = first + kSegment / 32 < groups ? first + kSegment / 32 : groups;
         I high = all_int(0), low = high;
-        for (int64_t g = first; g < end; g++, data += kWholeBytes) {
-            const I x = group_products<4, 32>(data, in.high + 32 * g) + all_int(in.starts[2 * g]);
-            const I y = group_products<4, 32>(data, in.low + 32 * g) + all_int(in.starts[2 * g + 1]);
-            high = high + pair_products(x, in.counts[2 * g], data + 256);
-            low = low + pair_products(y, in.counts[2 * g + 1], data + 256);
+        for (int64_t g = first; g < end; g++, data += kWholeBytes, in++) {
+            const I x = group_products<4, 32>(data, in->high) + all_int(in->starts[0]);
+            const I y = group_products<4, 32>(data, in->low) + all_int(in->starts[1]);
+            high = high + pair_products(x, in->counts[0], data + 256);
+            low = low + pair_products(y, in->counts[1], data + 256);
         }
         sum = sum + joined(high, low);
     }
-    put_outputs(a, row, panel, sum * (row_scales(w, panel) * all(in.scale)));
+    put_outputs(a, row, panel, sum * (row_scales(w, panel) * all(a.quantised.scales[row])));
 }
 
 #endif
@@ -370,15 +373,18 @@ template <int bits, int group, int R> inline void quant_rows(const BatonProduct&
     if constexpr (R > 1) quant_rows<bits, group, R / 2>(a, row, end, panel);
 }
 
-template <int R> inline void whole_rows(const BatonProduct& a, int64_t row, int64_t end, int64_t panel) {
-    for (; row + R <= end; row += R) whole_block<R>(a, row, panel);
-    if constexpr (R > 1) whole_rows<R / 2>(a, row, end, panel);
+template <int R> inline void whole_rows(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, WholeInputs* inputs) {
+    for (; row + R <= end; row += R) {
+        gather_inputs<R>(a, row, inputs);
+        for (int64_t p = panel; p < last; p++) whole_block<R>(a, row, p, inputs);
+    }
+    if constexpr (R > 1) whole_rows<R / 2>(a, row, end, panel, last, inputs);
 }
 
 #if defined(BATON_AMX)
 template <int bits, int group> void amx_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch);
 void amx_whole_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch);
-constexpr int64_t kAmxLeastRows = 12;
+constexpr int64_t kAmxLeastRows = 12, kAmxLeastWholeRows = 9;  // fewer take the vector units no longer
 #endif
 
 template <int bits, int group> inline void quant_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch) {
@@ -395,14 +401,14 @@ template <int bits, int group> inline void quant_tile(const BatonProduct& a, int
 
 inline void whole_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch) {
 #if defined(BATON_AMX)
-    if (end - row >= kAmxLeastRows) {
+    if (end - row >= kAmxLeastWholeRows) {
         amx_whole_tile(a, row, end, panel, last, scratch);
         return;
     }
-#else
-    (void)scratch;
 #endif
-    for (; panel < last; panel++) whole_rows<kQuantRows>(a, row, end, panel);
+    const size_t count = static_cast<size_t>(a.weight->num_columns / 32 * kQuantRows);
+    scratch.reserve(count * sizeof(WholeInputs) + 64);
+    whole_rows<kQuantRows>(a, row, end, panel, last, scratch.take<WholeInputs>(count));
 }
 
 // Rows [row, end), at most kBlockRows of them, with panels [panel, last).

@@ -24,7 +24,7 @@ from tests.support.host_kernels import assert_same_bits, backends, examples, on_
 from tests.support.poison import poisoned_memory
 from tests.support.random_weights import QUANTIZED_FORMATS, random_blocks
 
-ROWS = (1, 2, 5, 11, 12, 16, 17, 40, 150)
+ROWS = (1, 2, 5, 8, 9, 11, 12, 16, 17, 40, 150)
 INPUT_LEVELS = 32639
 """Inputs of products with quantised weights are rounded to `scale * q`, |q| <= INPUT_LEVELS, a scale for a row."""
 INPUT_STEPS = 1.51
