@@ -25,7 +25,7 @@ from kernels.recording import Recording
 from kernels.step import StepMetadata
 
 _LEAST_WANTED = 8
-_OWN_ROWS = 128
+OWN_ROWS = 128
 """Of one thread: a tile of joined operations and a last one's rest. Steps of no more rows are not joined."""
 _STEP_ROWS = 16
 
@@ -91,12 +91,11 @@ class HostProgram:
 
 def joined_rows(num_tokens: int, num_threads: int, most_joined: int) -> int:
     """Rows of a tile of joined operations: those that let the threads end together; 0: not joined."""
-    if not most_joined or num_tokens <= _OWN_ROWS:
+    if not most_joined or num_tokens <= OWN_ROWS:
         return 0
 
-    def longest(
-        size: int,
-    ) -> int:  # rows of the thread with most tiles; a rest of few rows joins the last tile
+    def longest(size: int) -> int:
+        """Rows of the thread with most tiles; a rest of few rows joins the last tile."""
         tiles = (num_tokens + size - _STEP_ROWS) // size
         return -(-tiles // num_threads) * size
 
@@ -105,11 +104,11 @@ def joined_rows(num_tokens: int, num_threads: int, most_joined: int) -> int:
 
 
 class _OwnMemory:
-    """What each thread has for itself: room for _OWN_ROWS rows. Steps that are not joined use the first thread's."""
+    """What each thread has for itself: room for OWN_ROWS rows. Steps that are not joined use the first thread's."""
 
     def __init__(self, lowered: Lowered, num_threads: int) -> None:
-        self.num_rows = num_threads * _OWN_ROWS
-        self.thread_floats = lowered.own_floats * _OWN_ROWS
+        self.num_rows = num_threads * OWN_ROWS
+        self.thread_floats = lowered.own_floats * OWN_ROWS
         self.rows = large_pages(4 * num_threads * self.thread_floats).view(torch.float32)
 
 
@@ -128,7 +127,7 @@ class _Memory:
         self._wanted = {id(b): torch.empty(num_wanted, b.width) for b in own}
         spare = max(num_rows, num_wanted, LEAST_ROWS)
         self._quants = [
-            QuantMemory(own_memory.num_rows, slot.width, _OWN_ROWS)
+            QuantMemory(own_memory.num_rows, slot.width, OWN_ROWS)
             if slot.is_own
             else QuantMemory(spare, slot.width)
             for slot in lowered.quants
@@ -143,7 +142,7 @@ class _Memory:
             return Rows(self._wanted[id(buffer)].data_ptr() + 4 * place.column, buffer.width, 0)
         memory, num_rows, thread_stride = self._rows, self.num_rows, 0
         if buffer.is_own:
-            memory, num_rows = self._own.rows, _OWN_ROWS
+            memory, num_rows = self._own.rows, OWN_ROWS
             thread_stride = self._own.thread_floats
         base = memory.data_ptr() + 4 * (buffer.offset * num_rows + place.column)
         return Rows(base, buffer.width, thread_stride)

@@ -25,7 +25,7 @@ from tests.support.host_kernels import assert_same_bits
 from tests.support.oracle import demo_model_path
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 400
-LENGTH = 75
+LENGTH = 150  # more than a thread takes through joined operations at once
 
 
 def tokens(seed: int, length: int) -> list[int]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from core.errors import ConfigError
@@ -15,6 +18,9 @@ from engine.runner.forward_batch import BatchItem, ForwardBatch, build_batch
 from engine.runner.model_runner import ModelRunner
 from kernels import ops, reference
 from kernels.cpu.backend import HostBackend
+from kernels.cpu.host_program import OWN_ROWS, joined_rows
+from kernels.cpu.lowering import LEAST_JOINED, MOST_JOINED
+from kernels.cpu.team import variants
 from kernels.step import StepMetadata
 from kernels.weights import DenseWeight
 from tests.support.tiny_model import tiny_model
@@ -55,6 +61,49 @@ def test_memory_grows_with_the_step_and_results_stay(backend: HostBackend) -> No
     short = runner.forward(one_prompt(5)).clone()
     runner.forward(one_prompt(300))
     assert torch.equal(runner.forward(one_prompt(5)), short)
+
+
+@pytest.mark.parametrize("variant", [variants()[0], "plain"])
+def test_joined_operations_give_what_one_thread_gives(variant: str) -> None:
+    """Again and again, since chance decides which thread takes which rows."""
+    ops.use_backend(HostBackend(1, variant))
+    alone = tiny_runner()
+    ops.use_backend(HostBackend(3, variant))
+    together = tiny_runner()
+    for length in (127, 128, 129, 144, 145, 175, 300, 600):
+        batch = replace(one_prompt(length), logits_rows=torch.arange(length))
+        expected = alone.forward(batch)
+        for _ in range(10):
+            assert torch.equal(together.forward(batch), expected), length
+
+
+@given(st.integers(0, 3000), st.integers(1, 64), st.integers(LEAST_JOINED, MOST_JOINED))
+def test_rows_taken_together_fit_a_threads_memory(
+    num_tokens: int, num_threads: int, most_joined: int
+) -> None:
+    size = joined_rows(num_tokens, num_threads, most_joined)
+    assert (size == 0) == (num_tokens <= OWN_ROWS)
+    if size:
+        tiles = (num_tokens + size - 16) // size  # as team.cpp cuts them
+        last = num_tokens - (tiles - 1) * size
+        assert size <= most_joined
+        assert 16 <= last <= OWN_ROWS
+
+
+def test_programs_of_large_products_are_not_joined(backend: HostBackend) -> None:
+    wide = backend.pack(DenseWeight(torch.zeros(4096, 4096)))
+    norm = torch.ones(4096)
+    table = backend.pack(DenseWeight(torch.ones(8, 4096)))
+
+    def step(ids: Tensor, positions: Tensor, metadata: StepMetadata, wanted: Tensor) -> Tensor:
+        rows = ops.linear(ops.rms_norm(ops.embedding(ids, table), norm, 1e-5), wide)
+        return ops.take_rows(rows, wanted)
+
+    program = ops.compile_step(step)
+    assert program._lowered.most_joined == 0  # type: ignore[attr-defined]
+    ids, wanted = torch.zeros(300, dtype=torch.int64), torch.tensor([299])
+    empty = StepMetadata(ids, torch.zeros(1, 1, dtype=torch.int32), (0, 300), (300,))
+    assert program.run(ids, ids, empty, wanted).shape == (1, 4096)
 
 
 def test_many_wanted_rows(backend: HostBackend) -> None:
