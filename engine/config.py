@@ -29,8 +29,8 @@ class EngineConfig:
     role: what the worker serves.
     device: where weights, KV and steps are: `cpu` or `cuda`; `auto` takes the card where there is one.
     dtype: precision of activations and of expanded weights.
-    weight_format: `quantized` keeps GGUF blocks, `expanded` dequantises them at load; `auto` keeps them where the
-        kernels compute on them.
+    weight_format: `quantized` keeps weights as small as their GGUF blocks, `expanded` dequantises them at load;
+        `auto` keeps them small where the kernels compute on them.
     kernel_backend: code of the numeric operations: `cpu` and `reference` on the host, `triton` on a card; `auto` takes
         the fastest that is there and right for `dtype`, and says which.
     kv_cache_dtype: how the pool holds KV; `auto` is float16 beside weights that host kernels keep in blocks, else the

@@ -183,7 +183,7 @@ def convert_kv(
 
 
 def mark(layer: int) -> None:
-    """Say that `layer` of the running step is complete, its KV in the pool (`kernels.program.Progress`)."""
+    """Say that the KV of `layer` of the running step is in the pool (`kernels.program.Progress`)."""
     if isinstance(_active, Recorder):
         _active.mark(layer)
     else:

@@ -24,7 +24,7 @@ class Progress:
         self.on_mark: Callable[[int], None] | None = None
 
     def mark(self, layer: int) -> None:
-        """Every operation of `layer` in this step is complete and its KV is in the pool.
+        """The KV of `layer` in this step is in the pool.
 
         On a card both are queued: whoever reads the KV by another way than the card's own queue waits for it first.
         """

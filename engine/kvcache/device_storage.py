@@ -89,8 +89,10 @@ class DeviceStorage:
     def close(self) -> None:
         """See Storage.close. Movers have stopped."""
         if self._mirror is not None:
-            unlock_pages(self._mirror.tensor, self._device)
-            self._mirror.close()
+            try:
+                unlock_pages(self._mirror.tensor, self._device)
+            finally:  # a card that is broken keeps no host memory
+                self._mirror.close()
         self._mirror = self._tensor = None
 
     def _place(self, group: int, first_layer: int, num_layers: int) -> slice:

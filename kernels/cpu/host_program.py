@@ -34,7 +34,7 @@ class HostProgram:
     """Runs steps of one recorded model on one team. One step at a time, from one thread."""
 
     def __init__(self, recording: Recording, team: Team) -> None:
-        self._lowered = lower(recording)
+        self._lowered = lower(recording, team.variant)
         self._team = team
         self._own = _OwnMemory(self._lowered, team.num_threads)
         self._memory = _Memory(self._lowered, self._own, LEAST_ROWS, _LEAST_WANTED)

@@ -6,6 +6,7 @@ The kernel is asked for them; where it has none, the same memory comes in small 
 from __future__ import annotations
 
 import mmap
+import threading
 from contextlib import suppress
 
 import torch
@@ -30,23 +31,25 @@ def large_pages(num_bytes: int) -> Tensor:
 
 
 class WeightMemory:
-    """Places weights one after the other in pieces of large pages. One thread takes from it at a time.
+    """Places weights one after the other in pieces of large pages, whichever thread asks.
 
     A piece is given back when the last weight in it is gone.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._piece = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
     def take(self, num_bytes: int) -> Tensor:
         """`[num_bytes]` uint8, zero, at an address that is a multiple of 64."""
-        if self._used + num_bytes > len(self._piece):
-            self._piece, self._used = large_pages(max(num_bytes, _PIECE_BYTES)), 0
-        taken = self._piece[self._used : self._used + num_bytes]
-        self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-        return taken
+        with self._lock:
+            if self._used + num_bytes > len(self._piece):
+                self._piece, self._used = large_pages(max(num_bytes, _PIECE_BYTES)), 0
+            taken = self._piece[self._used : self._used + num_bytes]
+            self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+            return taken
 
 
 weight_memory = WeightMemory()
-"""The process's own: a process loads its model once, on one thread."""
+"""The process's own."""

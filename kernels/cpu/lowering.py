@@ -19,9 +19,9 @@ from kernels.cpu.places import BufferTable, Place
 from kernels.recording import Call, Recording
 from kernels.weights import Weight
 
-LEAST_JOINED, MOST_JOINED = 48, 112
+LEAST_JOINED, MOST_JOINED = 32, 112
 """Rows that a thread takes through joined operations: they share the reading of weights and fit its cache."""
-_MOST_PRODUCTS = 256 << 20
+_MOST_PRODUCTS, _MOST_PRODUCTS_ELSEWHERE = {"amx": 256 << 20, "avx512": 128 << 20}, 32 << 20
 """Multiplications of a tile of joined operations: about a millisecond, after which a thread may give its core back."""
 _CUTS = ("paged_attention", "take_rows")
 
@@ -89,14 +89,15 @@ def host_parts(weight: Weight) -> tuple[HostWeight, ...]:
     return (packed,)
 
 
-def lower(recording: Recording) -> Lowered:
-    """Raises ConfigError for a call that the host cannot run."""
-    return _Lowering(recording).run()
+def lower(recording: Recording, variant: str) -> Lowered:
+    """The program for a variant of the kernels. Raises ConfigError for a call that the host cannot run."""
+    return _Lowering(recording, variant).run()
 
 
 class _Lowering:
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, variant: str) -> None:
         self._recording = recording
+        self._most_products = _MOST_PRODUCTS.get(variant, _MOST_PRODUCTS_ELSEWHERE)
         self._table = BufferTable()
         self._nodes: list[Node] = []
         self._quants: list[QuantBuffer] = []
@@ -108,16 +109,21 @@ class _Lowering:
         self._products: dict[int, int] = {}  # of each phase, for one row
 
     def run(self) -> Lowered:
-        phase = 0
+        phase, has_written = 0, False
         for at, call in enumerate(self._recording.calls):
             self._at = at
             cuts = call.name in _CUTS
-            self._phases.append(phase + cuts)
-            phase += 2 * cuts
+            # A mark waits for KV that is written before it: there the team cuts as well (team.cpp).
+            phase += cuts or (call.name == "mark" and has_written)
+            has_written = call.name == "write_kv" or (has_written and phase == self._phases[-1])
+            self._phases.append(phase)
+            phase += cuts
             getattr(self, f"_{call.name}")(call)
         output = self._use(self._recording.output)
         self._drop_unread_rows()
-        most_joined = min(_MOST_PRODUCTS // max(self._products.values(), default=1), MOST_JOINED)
+        most_joined = min(
+            self._most_products // max(self._products.values(), default=1), MOST_JOINED
+        )
         if most_joined < LEAST_JOINED:
             self._phases, most_joined = [], 0
         slots = self._assign_slots()

@@ -17,7 +17,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from core.errors import ConfigError
+from core.errors import ModelLoadError
 from kernels.cpu.binding import NativeWeight, WeightKind
 from kernels.cpu.large_pages import weight_memory
 from kernels.gguf_quants import Quants, unpack
@@ -36,6 +36,7 @@ PANEL = 16  # outputs
 _CHUNK_PANELS = 64  # bounds the temporaries of one pass
 _INT8_GROUP = 32
 _WHOLE_GROUP = 32
+_LEAST_REACH = 1e-30  # rows of smaller weights count as zeros
 _WHOLE_LEVELS = 8183  # 8 * half + half below 8191: slope and middle are both rounded
 
 _DENSE_KINDS = {
@@ -118,7 +119,7 @@ def _pack_quants(weight: BlockWeight | ChannelWeight | GroupWeight) -> HostWeigh
         quants = _quants_of(weight, first * PANEL, last)
         is_whole = quants.bits <= 4 and quants.group == _WHOLE_GROUP
         if is_whole:
-            chunk, row_scales[first * PANEL : last] = _whole_panels(quants)
+            chunk, row_scales[first * PANEL : last] = _whole_panels(quants, first * PANEL)
         else:
             chunk = _panels(quants)  # [panels, groups, group_bytes]
         if data is None:
@@ -173,16 +174,19 @@ def _panels(quants: Quants) -> Tensor:
     return torch.cat(parts, dim=2)
 
 
-def _whole_panels(quants: Quants) -> tuple[Tensor, Tensor]:
-    """The same for whole weights, and the scale of each row."""
+def _whole_panels(quants: Quants, first_row: int) -> tuple[Tensor, Tensor]:
+    """The same for whole weights, and the scale of each row. Raises ModelLoadError where there is none."""
     scales = quants.scales
     middle = scales * (8 - quants.offset)  # what a quant of 8 stands for
     if quants.least is not None:
         middle = middle + quants.least
     reach = torch.maximum((middle - 8 * scales).abs(), (middle + 7 * scales).abs()).amax(1)
-    if not bool(torch.isfinite(reach).all()):
-        raise ConfigError("weight: a scale of its quantised blocks is not a finite number")
-    row_scales = reach / _WHOLE_LEVELS
+    if bool((broken := ~torch.isfinite(reach)).any()):
+        row = int(broken.nonzero()[0])
+        raise ModelLoadError(
+            f"row {first_row + row} of a weight reaches {reach[row]}: a block's scale is broken"
+        )
+    row_scales = torch.where(reach > _LEAST_REACH, reach / _WHOLE_LEVELS, 0.0)
     inverse = torch.where(row_scales > 0, 1 / row_scales, 0.0)[:, None]
     slopes, middles = (numbers.mul(inverse).round().to(torch.int16) for numbers in (scales, middle))
     pairs = torch.stack((_lanes(slopes), _lanes(middles)), dim=3)  # [panels, groups, 16, 2]

@@ -26,7 +26,12 @@ from kernels.workspace import Workspace
 
 PLAIN = "plain"
 
-_ROWS = (1, 17)  # one row, and enough for the tiles of the widest variant with one left over
+_ROWS = (
+    1,
+    7,
+    8,
+    17,
+)  # every number of rows that the variants' loops take at once, and one left over
 _COLUMNS, _OUTPUTS = 256, 35
 _QUANTISED = ("Q4_1", "Q8_0", "Q2_K", "Q6_K")  # 4 and 8 bits by groups of 32, and of 16
 _LARGEST_BYTE = 0x77  # no two of them are a float16 that is infinite or no number

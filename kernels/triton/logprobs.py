@@ -6,6 +6,7 @@ then lowest id", and so are the best of the pieces' best: the order of the rule,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -84,6 +85,7 @@ def token_logprobs(
         return []
     own = logits[torch.tensor(rows, device=logits.device)]  # [rows asked for, vocab]
     normalisers = log_normalisers(own, workspace).tolist()
+    assert all(map(math.isfinite, normalisers)), "logits are not finite"
     asked = zip(own, normalisers, token_ids, num_top, strict=True)
     return [row_logprobs(*each) for each in asked]
 

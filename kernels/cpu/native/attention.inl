@@ -97,7 +97,7 @@ struct Cursor {
 };
 
 // Asks for K or V of a position of the next tile while this one is read: blocks lie far apart in the pool.
-inline void ask_ahead(const Layer& l, int64_t block, int64_t head, int64_t half, int64_t offset) {
+inline void ask_for_slot(const Layer& l, int64_t block, int64_t head, int64_t half, int64_t offset) {
     const BatonKvView& view = l.a.view;
     const int64_t element = view.type == BATON_KV_F32 ? 4 : view.type <= BATON_KV_BF16 ? 2 : 1;
     const int64_t at = block * view.block_stride + head * view.head_stride + half * view.half_stride + offset * l.dim;
@@ -112,7 +112,7 @@ inline void each_slot(const Layer& l, const int32_t* table, int64_t head, int64_
     Cursor here(l, first), ahead(l, first + kTilePositions);
     for (int64_t i = 0; i < kTilePositions; i++, here.advance(), ahead.advance()) {
         const int64_t position = first + i;
-        if (position + kTilePositions < high) ask_ahead(l, table[ahead.block], head, half, ahead.offset);
+        if (position + kTilePositions < high) ask_for_slot(l, table[ahead.block], head, half, ahead.offset);
         const bool is_seen = position >= low && position < high;
         put(i, is_seen ? slot_vector(l, table[here.block], head, half, here.offset, space(i)) : nullptr);
     }

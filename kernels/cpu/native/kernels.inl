@@ -3,6 +3,7 @@
 #include "lanes.h"
 #include "rows.inl"
 #include "products.inl"
+#include "products_whole.inl"
 #if defined(BATON_AMX)
 #include "products_amx.inl"
 #endif

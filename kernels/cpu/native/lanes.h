@@ -1,6 +1,5 @@
 // Sixteen virtual lanes of float32 and int32, on AVX-512, AVX2 or plain C++.
 //
-// store_bytes takes numbers that fit a signed byte.
 // Every function works lane by lane and rounds as IEEE 754 says, so all three give equal bits; sums across lanes are
 // one fixed tree. A file that includes this is compiled once a variant, with floating-point contraction switched off.
 #pragma once
@@ -49,6 +48,7 @@ inline I operator-(I a, I b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 inline I operator*(I a, I b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 template <int n> inline I shift_left(I a) { return {_mm512_slli_epi32(a.v, n)}; }
 template <int n> inline I shift_right(I a) { return {_mm512_srai_epi32(a.v, n)}; }
+// Numbers that fit a signed byte.
 inline void store_bytes(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v)); }
 inline I larger(I a, I b) { return {_mm512_max_epi32(a.v, b.v)}; }
 inline I bits_of(F a) { return {_mm512_castps_si512(a)}; }

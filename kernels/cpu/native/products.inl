@@ -2,13 +2,12 @@
 //
 // Each output is one chain over K, whatever the number of rows: a fused multiply-add a column for dense weights; for
 // quantised ones one a group of columns, whose integer products are exact in any order, and one for its minimum. Whole
-// weights are integers all through: their sums over 2,048 columns are exact, in any order, before the first rounding.
+// weights have a file of their own.
 
 namespace {
 
 constexpr int64_t kBlockRows = 128;  // rows that share one pass over a panel
 constexpr int64_t kWholeBytes = 32 * 8 + 64;  // a group of a panel of whole weights
-constexpr int64_t kSegment = 2048;  // columns whose products with whole weights fit 32 bits: 8191 * 128 * 2048 < 2^31
 constexpr int64_t kMostProducts = 32 << 20;  // multiplications of one tile of so many rows
 
 inline int64_t num_panels(const BatonWeight& w) { return (w.num_rows + 15) / 16; }
@@ -112,35 +111,6 @@ inline QuantRow quant_row(const BatonProduct& a, int64_t row) {
     return {high, high + plane, a.quantised.sums + row * sums_of(width) + (a.weight->group == 16 ? 5 : 4) * groups, a.quantised.scales[row]};
 }
 
-// What whole weights meet of R rows, group by group and row by row, so that one stream of memory is read.
-struct WholeInputs {
-    int8_t high[32], low[32];
-    int32_t starts[2], counts[2];  // of high bytes, of low ones
-};
-
-template <int R> inline void gather_inputs(const BatonProduct& a, int64_t row, WholeInputs* out) {
-    const int64_t width = a.quantised.width, groups = width / 32, plane = plane_bytes(width);
-    for (int64_t r = 0; r < R; r++) {
-        const int8_t *high = a.quantised.values + (row + r) * 2 * plane, *low = high + plane;
-        const int32_t *starts = a.quantised.sums + (row + r) * sums_of(width), *counts = starts + 2 * groups;
-        for (int64_t g = 0; g < groups; g++) {
-            WholeInputs& own = out[g * R + r];
-            std::memcpy(own.high, high + 32 * g, 32);
-            std::memcpy(own.low, low + 32 * g, 32);
-            std::memcpy(own.starts, starts + 2 * g, 8);
-            std::memcpy(own.counts, counts + 2 * g, 8);
-        }
-    }
-}
-
-inline F row_scales(const BatonWeight& w, int64_t panel) {
-    const int64_t n = panel * 16, left = w.num_rows - n;
-    return left >= 16 ? load(w.row_scales + n) : load_some(w.row_scales + n, static_cast<int>(left));
-}
-
-// What one segment adds to an output: 256 * (its sum with high bytes) + (its sum with low ones).
-inline F joined(I high, I low) { return fma(all(256.0f), to_float(high), to_float(low)) + all(0.0f); }
-
 #if defined(BATON_AVX512)
 
 inline __m512i four_bytes(const int8_t* p) {
@@ -200,41 +170,6 @@ template <int bits, int group, int R> void quant_block(const BatonProduct& a, in
         });
     }
     repeat<R>(BATON_EACH(r) { put_outputs(a, row + r, panel, sums[r] * all(in[r].scale)); });
-}
-
-template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t panel, const WholeInputs* in) {
-    const BatonWeight& w = *a.weight;
-    const int64_t groups = w.num_columns / 32;
-    const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w);
-    const __m512i lower = _mm512_set1_epi32(0xffff);
-    F sums[R];
-    repeat<R>(BATON_EACH(r) { sums[r] = all(0.0f); });
-    for (int64_t first = 0; first < groups; first += kSegment / 32) {
-        const int64_t end = first + kSegment / 32 < groups ? first + kSegment / 32 : groups;
-        __m512i high[R], low[R];
-        repeat<R>(BATON_EACH(r) { high[r] = low[r] = _mm512_setzero_si512(); });
-        for (int64_t g = first; g < end; g++, data += kWholeBytes, in += R) {
-            __m512i wv[8];
-            unpack_group<4, 8>(data, wv);
-            const __m512i pairs = _mm512_loadu_si512(data + 256);
-            ask_ahead<R>(data, kWholeBytes);
-            repeat<R>(BATON_EACH(r) {
-                // Products with quant - 8 fit 16 bits; beside them lies the sum that the pair's second number meets.
-                __m512i x = _mm512_set1_epi32(in[r].starts[0]), y = _mm512_set1_epi32(in[r].starts[1]);
-                repeat<8>(BATON_EACH(v) {
-                    x = _mm512_dpbusd_epi32(x, wv[v], four_bytes(in[r].high + 4 * v));
-                    y = _mm512_dpbusd_epi32(y, wv[v], four_bytes(in[r].low + 4 * v));
-                });
-                x = _mm512_ternarylogic_epi32(x, lower, _mm512_set1_epi32(in[r].counts[0]), 0xea);  // (x & lower) | counts
-                y = _mm512_ternarylogic_epi32(y, lower, _mm512_set1_epi32(in[r].counts[1]), 0xea);
-                high[r] = _mm512_dpwssd_epi32(high[r], x, pairs);
-                low[r] = _mm512_dpwssd_epi32(low[r], y, pairs);
-            });
-        }
-        repeat<R>(BATON_EACH(r) { sums[r] = sums[r] + joined({high[r]}, {low[r]}); });
-    }
-    const F scales = row_scales(w, panel);
-    repeat<R>(BATON_EACH(r) { put_outputs(a, row + r, panel, sums[r] * (scales * all(a.quantised.scales[row + r]))); });
 }
 
 #elif defined(BATON_AVX2)
@@ -307,23 +242,6 @@ template <int bits, int group> inline I group_products(const uint8_t* quants, co
 
 #if !defined(BATON_AVX512)
 
-inline I pair_products(I dot, int32_t count, const uint8_t* pairs) {
-#if defined(BATON_AVX2)
-    const __m256i lower = _mm256_set1_epi32(0xffff), above = _mm256_set1_epi32(count);
-    const __m256i* p = reinterpret_cast<const __m256i*>(pairs);
-    return {_mm256_madd_epi16(_mm256_or_si256(_mm256_and_si256(dot.a, lower), above), _mm256_loadu_si256(p)),
-            _mm256_madd_epi16(_mm256_or_si256(_mm256_and_si256(dot.b, lower), above), _mm256_loadu_si256(p + 1))};
-#else
-    I r;
-    for (int n = 0; n < 16; n++) {
-        int16_t pair[2];
-        std::memcpy(pair, pairs + 4 * n, 4);
-        r.x[n] = dot.x[n] * pair[0] + (count >> 16) * pair[1];
-    }
-    return r;
-#endif
-}
-
 template <int bits, int group, int R> void quant_block(const BatonProduct& a, int64_t row, int64_t panel) {
     static_assert(R == 1, "one row at a time");
     const BatonWeight& w = *a.weight;
@@ -340,26 +258,6 @@ template <int bits, int group, int R> void quant_block(const BatonProduct& a, in
     put_outputs(a, row, panel, sum * all(in.scale));
 }
 
-template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t panel, const WholeInputs* in) {
-    static_assert(R == 1, "one row at a time");
-    const BatonWeight& w = *a.weight;
-    const int64_t groups = w.num_columns / 32;
-    const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w);
-    F sum = all(0.0f);
-    for (int64_t first = 0; first < groups; first += kSegment / 32) {
-        const int64_t end = first + kSegment / 32 < groups ? first + kSegment / 32 : groups;
-        I high = all_int(0), low = high;
-        for (int64_t g = first; g < end; g++, data += kWholeBytes, in++) {
-            const I x = group_products<4, 32>(data, in->high) + all_int(in->starts[0]);
-            const I y = group_products<4, 32>(data, in->low) + all_int(in->starts[1]);
-            high = high + pair_products(x, in->counts[0], data + 256);
-            low = low + pair_products(y, in->counts[1], data + 256);
-        }
-        sum = sum + joined(high, low);
-    }
-    put_outputs(a, row, panel, sum * (row_scales(w, panel) * all(a.quantised.scales[row])));
-}
-
 #endif
 
 #if defined(BATON_AVX512)
@@ -373,18 +271,9 @@ template <int bits, int group, int R> inline void quant_rows(const BatonProduct&
     if constexpr (R > 1) quant_rows<bits, group, R / 2>(a, row, end, panel);
 }
 
-template <int R> inline void whole_rows(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, WholeInputs* inputs) {
-    for (; row + R <= end; row += R) {
-        gather_inputs<R>(a, row, inputs);
-        for (int64_t p = panel; p < last; p++) whole_block<R>(a, row, p, inputs);
-    }
-    if constexpr (R > 1) whole_rows<R / 2>(a, row, end, panel, last, inputs);
-}
-
 #if defined(BATON_AMX)
 template <int bits, int group> void amx_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch);
-void amx_whole_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch);
-constexpr int64_t kAmxLeastRows = 12, kAmxLeastWholeRows = 9;  // fewer take the vector units no longer
+constexpr int64_t kAmxLeastRows = 12;  // fewer take the vector units no longer
 #endif
 
 template <int bits, int group> inline void quant_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch) {
@@ -399,17 +288,7 @@ template <int bits, int group> inline void quant_tile(const BatonProduct& a, int
     for (; panel < last; panel++) quant_rows<bits, group, kQuantRows>(a, row, end, panel);
 }
 
-inline void whole_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch) {
-#if defined(BATON_AMX)
-    if (end - row >= kAmxLeastWholeRows) {
-        amx_whole_tile(a, row, end, panel, last, scratch);
-        return;
-    }
-#endif
-    const size_t count = static_cast<size_t>(a.weight->num_columns / 32 * kQuantRows);
-    scratch.reserve(count * sizeof(WholeInputs) + 64);
-    whole_rows<kQuantRows>(a, row, end, panel, last, scratch.take<WholeInputs>(count));
-}
+inline void whole_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch);  // products_whole.inl
 
 // Rows [row, end), at most kBlockRows of them, with panels [panel, last).
 inline void multiply_rows(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch) {

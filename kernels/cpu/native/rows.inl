@@ -3,6 +3,7 @@
 namespace {
 
 constexpr float kLevels = 32639.0f;  // 256 * 127 + 127: what two signed bytes reach
+constexpr float kLeast = 1e-34f;     // a row of smaller numbers counts as zeros: kLevels over them would be infinite
 
 inline int64_t plane_bytes(int64_t width) { return (width + 63) & ~int64_t(63); }
 inline int64_t sums_of(int64_t width) { return 7 * (width / 32); }
@@ -43,16 +44,21 @@ inline void quantise_row(const float* values, const BatonQuantRows& out, int64_t
     const int64_t groups = out.width / 32, plane = plane_bytes(out.width);  // width is a multiple of 32
     int8_t *high = out.values + row * 2 * plane, *low = high + plane;
     int32_t *starts = out.sums + row * sums_of(out.width), *counts = starts + 2 * groups, *whole = counts + 2 * groups, *halves = whole + groups;
-    F top = all(0.0f);
-    for (int64_t c = 0; c < out.width; c += 16) top = larger(top, absolute(load(values + c)));
+    F top = all(0.0f), damage = all(0.0f);
+    for (int64_t c = 0; c < out.width; c += 16) {
+        const F x = load(values + c);
+        top = larger(top, absolute(x));
+        damage = damage + (x - x);  // no number as soon as one x is none, or infinite
+    }
     const float largest = largest_lane(top);
-    const F inverse = all(largest > 0.0f ? kLevels / largest : 0.0f);
-    out.scales[row] = largest / kLevels;
+    const F inverse = all(largest > kLeast ? kLevels / largest : 0.0f), limit = all(kLevels);
+    out.scales[row] = largest / kLevels + sum_lanes(damage);  // such a row gives no numbers
     for (int64_t g = 0; g < groups; g++) {
         int32_t high_sum = 0;
         for (int64_t half = 0; half < 2; half++) {
             const int64_t c = 32 * g + 16 * half;
-            const I q = to_int(load(values + c) * inverse), upper = shift_right<8>(q + all_int(128));
+            const F scaled = larger(smaller(load(values + c) * inverse, limit), all(-kLevels));
+            const I q = to_int(scaled), upper = shift_right<8>(q + all_int(128));
             // -128 becomes -127: 32 products of -127 with quants of -8 fit 16 bits.
             const I lower = larger(q - shift_left<8>(upper), all_int(-127));
             store_bytes(high + c, upper);

@@ -1,8 +1,9 @@
 // A team of threads that runs one program at a time, operation by operation.
 //
 // The caller of run() is one of them. Tiles of an operation are handed out by a counter; whoever finishes the last one
-// opens the next operation. In a step of many rows, row-wise operations that follow each other are joined: a tile is then
-// some rows that one thread takes through all of them, so that what lies between stays in its own cache. Waiting spins for at most 20 microseconds, then sleeps in the kernel. With a core ledger only
+// opens the next operation. In a step of many rows, row-wise operations that follow each other are joined: a tile is
+// then some rows that one thread takes through all of them, so that what lies between stays in its own cache.
+// Waiting spins for at most 20 microseconds, then sleeps in the kernel. With a core ledger only
 // as many threads take part as it grants: that is read again before every tile, the others sleep until it grants more.
 #pragma once
 #include <atomic>

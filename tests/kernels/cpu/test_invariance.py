@@ -101,6 +101,8 @@ def test_logits_have_the_same_bits_whatever_surrounds_them(
         others.append((tokens(seed, length), 0, run.blocks(length)))
     mixed = run.step([*others[:15], (PROMPT, 0, run.blocks(LENGTH)), *others[15:]])
     assert_same_bits(mixed[15], expected, "prefill among 31 others")
+    last = run.step([(others[-1][0], 0, run.blocks(1))])[0]
+    assert_same_bits(mixed[-1], last, "the last of the others")
 
     # the next token, decoded alone and among others
     next_token = [int(expected.argmax())]

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from core.errors import ModelLoadError
 from kernels import reference
 from kernels.cpu.backend import HostBackend
 from kernels.cpu.lowering import host_parts
@@ -140,11 +141,65 @@ def test_embedding_reads_what_the_weight_holds(name: str) -> None:
     assert bool(((actual.double() - expected).abs() <= allowed).all())
 
 
-def test_rows_of_zeros_and_of_one_outlier() -> None:
+def test_rows_of_zeros_of_one_outlier_and_of_hardly_anything() -> None:
     weight = pack(random_weight("Q4_1", 40, 8))
-    inputs = torch.zeros(3, 256)
+    inputs = torch.zeros(4, 256)
     inputs[1, 77] = 1e6
     inputs[2] = 1e-30
+    inputs[3] = 1e-36
     actual = on_every_variant(lambda backend: backend.linear(inputs, weight))
-    assert not actual[0].any()
+    assert not actual[[0, 3]].any()
     assert bool(actual.isfinite().all())
+
+
+@pytest.mark.parametrize("name", ["Q4_1", "Q8_0"])
+@pytest.mark.parametrize("damage", [float("nan"), float("inf"), -float("inf")])
+def test_a_row_with_a_damaged_input_gives_no_numbers_and_harms_no_other(
+    name: str, damage: float
+) -> None:
+    weight = pack(random_weight(name, 40, 8))
+    healthy = normal(3, 20, 256)
+    inputs = healthy.clone()
+    for row, column in ((0, 0), (7, 130), (19, 255)):
+        inputs[row, column] = damage
+    damaged = torch.zeros(20, dtype=torch.bool)
+    damaged[[0, 7, 19]] = True
+    expected = backends()[-1].linear(healthy, weight)[~damaged]
+    for backend in backends():
+        actual = backend.linear(inputs, weight)
+        assert bool(actual[damaged].isnan().all()), backend.description
+        assert_same_bits(actual[~damaged], expected, backend.description)
+
+
+@pytest.mark.parametrize("num_columns", [32, 96, 2048, 2080, 4128])
+@pytest.mark.parametrize("num_rows", [1, 8, 20])
+def test_whole_weights_of_any_number_of_groups(num_columns: int, num_rows: int) -> None:
+    """Odd numbers of groups leave half a tile empty; more than 2,048 columns are more than one exact sum."""
+    weight = random_blocks(FORMAT_BY_NAME["Q4_1"], 35, num_columns // 32)
+    inputs, packed = normal(num_columns, num_rows, num_columns), pack(weight)
+    with poisoned_memory():
+        actual = on_every_variant(lambda backend: backend.linear(inputs, packed))
+    error = (actual.double() - exact(inputs, weight)).abs()
+    assert bool((error <= rounding_bound(inputs, weight)).all())
+
+
+@pytest.mark.parametrize("quant", [0, 15])
+@pytest.mark.parametrize("value", [32639.0, -32639.0, 32512.0 + 128, 255.0 * 127 + 127])
+def test_the_largest_whole_numbers_do_not_overflow(quant: int, value: float) -> None:
+    """2,048 columns at their extreme: every weight 8,183 or so, every byte of the inputs as large as it gets."""
+    num_columns = 2048
+    packed_quants = torch.full((16, num_columns // 2), 17 * quant, dtype=torch.uint8)
+    weight = GroupWeight(packed_quants, torch.ones(16, num_columns // 32), None, 32)
+    inputs = torch.full((20, num_columns), value)
+    inputs[:, 0] = 32639.0  # so that a step of the inputs is 1
+    actual = on_every_variant(lambda backend: backend.linear(inputs, weight))
+    error = (actual.double() - exact(inputs, weight)).abs()
+    assert bool((error <= rounding_bound(inputs, weight)).all())
+
+
+def test_a_weight_whose_scale_is_broken_is_refused_by_row() -> None:
+    scales = torch.ones(1100, 2)
+    scales[1050, 1] = float("inf")
+    packed = torch.zeros(1100, 32, dtype=torch.uint8)
+    with pytest.raises(ModelLoadError, match=r"row 1050 of a weight reaches (nan|inf)"):
+        pack(GroupWeight(packed, scales, None, 32))

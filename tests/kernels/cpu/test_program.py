@@ -21,8 +21,10 @@ from kernels.cpu.backend import HostBackend
 from kernels.cpu.host_program import OWN_ROWS, joined_rows
 from kernels.cpu.lowering import LEAST_JOINED, MOST_JOINED
 from kernels.cpu.team import variants
+from kernels.gguf_formats import FORMAT_BY_NAME
 from kernels.step import StepMetadata
 from kernels.weights import DenseWeight
+from tests.support.random_weights import random_blocks
 from tests.support.tiny_model import tiny_model
 
 
@@ -75,6 +77,34 @@ def test_joined_operations_give_what_one_thread_gives(variant: str) -> None:
         expected = alone.forward(batch)
         for _ in range(10):
             assert torch.equal(together.forward(batch), expected), length
+
+
+@pytest.mark.parametrize("length", [129, 143, 144, 300])
+def test_joined_quantised_products_give_what_chunks_give(length: int) -> None:
+    """Rows that each thread keeps for itself, quantised rows of two widths among them."""
+    norm, table = torch.ones(64), DenseWeight(torch.randn(97, 64))
+    up, down = (random_blocks(FORMAT_BY_NAME["Q4_1"], *shape) for shape in ((192, 2), (64, 3)))
+    coarse = random_blocks(FORMAT_BY_NAME["Q8_0"], 32, 2)
+
+    def step(ids: Tensor, positions: Tensor, metadata: StepMetadata, wanted: Tensor) -> Tensor:
+        residual = ops.embedding(ids, table)
+        gated = ops.silu_mul(ops.linear(ops.rms_norm(residual, norm, 1e-5), up))
+        normed, _ = ops.add_rms_norm(ops.linear(gated, down), residual, norm, 1e-5)
+        return ops.take_rows(ops.linear(normed, coarse), wanted)
+
+    def run(num_threads: int, size: int) -> Tensor:
+        ops.use_backend(HostBackend(num_threads))
+        program, parts = ops.compile_step(step), []
+        for ids in ((7 * torch.arange(length)) % 97).split(size):
+            rows = torch.arange(len(ids))
+            nothing = StepMetadata(rows, torch.zeros(1, 1, dtype=torch.int32), (0, len(ids)), ())
+            parts.append(program.run(ids, rows, nothing, rows).clone())
+        return torch.cat(parts)
+
+    expected = run(1, 100)
+    for num_threads in (1, 2, 3):
+        for _ in range(5):
+            assert torch.equal(run(num_threads, length), expected), num_threads
 
 
 @given(st.integers(0, 3000), st.integers(1, 64), st.integers(LEAST_JOINED, MOST_JOINED))

@@ -95,6 +95,8 @@ def test_logits_that_are_no_numbers_are_refused() -> None:
     numbers = torch.zeros(1, dtype=torch.float64)
     with pytest.raises(AssertionError, match="not finite"):
         triton.draw(on_device(logits), on_device(numbers), [1.0], [0], [1.0], [0.0], Workspace())
+    with pytest.raises(AssertionError, match="not finite"):
+        triton.token_logprobs(on_device(logits), [0], [0], [1], Workspace())
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)

@@ -1,0 +1,140 @@
+// Products with whole weights: integers all through. Their sums over 2,048 columns are exact, in any order, before the
+// first rounding; a longer row is a chain of such sums.
+
+namespace {
+
+constexpr int64_t kSegment = 2048;  // columns whose products fit 32 bits: 8191 * 128 * 2048 < 2^31
+
+// What whole weights meet of R rows, group by group and row by row, so that one stream of memory is read.
+struct WholeInputs {
+    int8_t high[32], low[32];
+    int32_t starts[2], counts[2];  // of high bytes, of low ones
+};
+
+template <int R> inline void gather_inputs(const BatonProduct& a, int64_t row, WholeInputs* out) {
+    const int64_t width = a.quantised.width, groups = width / 32, plane = plane_bytes(width);
+    for (int64_t r = 0; r < R; r++) {
+        const int8_t *high = a.quantised.values + (row + r) * 2 * plane, *low = high + plane;
+        const int32_t *starts = a.quantised.sums + (row + r) * sums_of(width), *counts = starts + 2 * groups;
+        for (int64_t g = 0; g < groups; g++) {
+            WholeInputs& own = out[g * R + r];
+            std::memcpy(own.high, high + 32 * g, 32);
+            std::memcpy(own.low, low + 32 * g, 32);
+            std::memcpy(own.starts, starts + 2 * g, 8);
+            std::memcpy(own.counts, counts + 2 * g, 8);
+        }
+    }
+}
+
+inline F row_scales(const BatonWeight& w, int64_t panel) {
+    const int64_t n = panel * 16, left = w.num_rows - n;
+    return left >= 16 ? load(w.row_scales + n) : load_some(w.row_scales + n, static_cast<int>(left));
+}
+
+// What one segment adds to an output: 256 * (its sum with high bytes) + (its sum with low ones).
+inline F joined(I high, I low) { return fma(all(256.0f), to_float(high), to_float(low)) + all(0.0f); }
+
+#if defined(BATON_AVX512)
+
+template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t panel, const WholeInputs* in) {
+    const BatonWeight& w = *a.weight;
+    const int64_t groups = w.num_columns / 32;
+    const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w);
+    const __m512i lower = _mm512_set1_epi32(0xffff);
+    F sums[R];
+    repeat<R>(BATON_EACH(r) { sums[r] = all(0.0f); });
+    for (int64_t first = 0; first < groups; first += kSegment / 32) {
+        const int64_t end = first + kSegment / 32 < groups ? first + kSegment / 32 : groups;
+        __m512i high[R], low[R];
+        repeat<R>(BATON_EACH(r) { high[r] = low[r] = _mm512_setzero_si512(); });
+        for (int64_t g = first; g < end; g++, data += kWholeBytes, in += R) {
+            __m512i wv[8];
+            unpack_group<4, 8>(data, wv);
+            const __m512i pairs = _mm512_loadu_si512(data + 256);
+            ask_ahead<R>(data, kWholeBytes);
+            repeat<R>(BATON_EACH(r) {
+                // Products with quant - 8 fit 16 bits; beside them lies the sum that the pair's second number meets.
+                __m512i x = _mm512_set1_epi32(in[r].starts[0]), y = _mm512_set1_epi32(in[r].starts[1]);
+                repeat<8>(BATON_EACH(v) {
+                    x = _mm512_dpbusd_epi32(x, wv[v], four_bytes(in[r].high + 4 * v));
+                    y = _mm512_dpbusd_epi32(y, wv[v], four_bytes(in[r].low + 4 * v));
+                });
+                x = _mm512_ternarylogic_epi32(x, lower, _mm512_set1_epi32(in[r].counts[0]), 0xea);  // (x & lower) | counts
+                y = _mm512_ternarylogic_epi32(y, lower, _mm512_set1_epi32(in[r].counts[1]), 0xea);
+                high[r] = _mm512_dpwssd_epi32(high[r], x, pairs);
+                low[r] = _mm512_dpwssd_epi32(low[r], y, pairs);
+            });
+        }
+        repeat<R>(BATON_EACH(r) { sums[r] = sums[r] + joined({high[r]}, {low[r]}); });
+    }
+    const F scales = row_scales(w, panel);
+    repeat<R>(BATON_EACH(r) { put_outputs(a, row + r, panel, sums[r] * (scales * all(a.quantised.scales[row + r]))); });
+}
+
+#else
+
+inline I pair_products(I dot, int32_t count, const uint8_t* pairs) {
+#if defined(BATON_AVX2)
+    const __m256i lower = _mm256_set1_epi32(0xffff), above = _mm256_set1_epi32(count);
+    const __m256i* p = reinterpret_cast<const __m256i*>(pairs);
+    return {_mm256_madd_epi16(_mm256_or_si256(_mm256_and_si256(dot.a, lower), above), _mm256_loadu_si256(p)),
+            _mm256_madd_epi16(_mm256_or_si256(_mm256_and_si256(dot.b, lower), above), _mm256_loadu_si256(p + 1))};
+#else
+    I r;
+    for (int n = 0; n < 16; n++) {
+        int16_t pair[2];
+        std::memcpy(pair, pairs + 4 * n, 4);
+        r.x[n] = dot.x[n] * pair[0] + (count >> 16) * pair[1];
+    }
+    return r;
+#endif
+}
+
+template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t panel, const WholeInputs* in) {
+    static_assert(R == 1, "one row at a time");
+    const BatonWeight& w = *a.weight;
+    const int64_t groups = w.num_columns / 32;
+    const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w);
+    F sum = all(0.0f);
+    for (int64_t first = 0; first < groups; first += kSegment / 32) {
+        const int64_t end = first + kSegment / 32 < groups ? first + kSegment / 32 : groups;
+        I high = all_int(0), low = high;
+        for (int64_t g = first; g < end; g++, data += kWholeBytes, in++) {
+            const I x = group_products<4, 32>(data, in->high) + all_int(in->starts[0]);
+            const I y = group_products<4, 32>(data, in->low) + all_int(in->starts[1]);
+            high = high + pair_products(x, in->counts[0], data + 256);
+            low = low + pair_products(y, in->counts[1], data + 256);
+        }
+        sum = sum + joined(high, low);
+    }
+    put_outputs(a, row, panel, sum * (row_scales(w, panel) * all(a.quantised.scales[row])));
+}
+
+#endif
+
+template <int R> inline void whole_rows(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, WholeInputs* inputs) {
+    for (; row + R <= end; row += R) {
+        gather_inputs<R>(a, row, inputs);
+        for (int64_t p = panel; p < last; p++) whole_block<R>(a, row, p, inputs);
+    }
+    if constexpr (R > 1) whole_rows<R / 2>(a, row, end, panel, last, inputs);
+}
+
+#if defined(BATON_AMX)
+void amx_whole_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch);
+constexpr int64_t kAmxLeastWholeRows = 9;
+#endif
+
+inline void whole_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch) {
+#if defined(BATON_AMX)
+    if (end - row >= kAmxLeastWholeRows) {
+        amx_whole_tile(a, row, end, panel, last, scratch);
+        return;
+    }
+#endif
+    const size_t count = static_cast<size_t>(a.weight->num_columns / 32 * kQuantRows);
+    scratch.reserve(count * sizeof(WholeInputs) + 64);
+    whole_rows<kQuantRows>(a, row, end, panel, last, scratch.take<WholeInputs>(count));
+}
+
+}  // namespace
