@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kernels.cpu import binding
-from kernels.cpu.binding import KvType, NativeKvView, Op, QuantRows, Rows
+from kernels.cpu import structs
 from kernels.cpu.lowering import Node, QuantBuffer
 from kernels.cpu.packing import HostWeight
 from kernels.cpu.places import Place
+from kernels.cpu.structs import KvType, NativeKvView, Op, QuantRows, Rows
 from kernels.kv_view import KVView
 
 _KV_TYPES = {
@@ -77,12 +77,12 @@ def _weight(weight: HostWeight) -> Any:
 
 
 def _embed(node: Node, memory: Memory) -> ctypes.Structure:
-    return binding.Embed(_weight(node.constants["weight"]), memory.rows(node.places["out"]))
+    return structs.Embed(_weight(node.constants["weight"]), memory.rows(node.places["out"]))
 
 
 def _norm(node: Node, memory: Memory) -> ctypes.Structure:
     hidden, out = node.places["hidden"], node.places.get("out")
-    return binding.Norm(
+    return structs.Norm(
         memory.rows(hidden),
         memory.rows(node.places.get("residual")),
         _floats(node.constants["weight"]),
@@ -98,7 +98,7 @@ def _norm(node: Node, memory: Memory) -> ctypes.Structure:
 
 
 def _product(node: Node, memory: Memory) -> ctypes.Structure:
-    return binding.Product(
+    return structs.Product(
         _weight(node.constants["weight"]),
         memory.rows(node.places.get("inputs")),
         memory.quant_rows(node.quantised),
@@ -110,24 +110,24 @@ def _product(node: Node, memory: Memory) -> ctypes.Structure:
 def _angles(node: Node, memory: Memory) -> ctypes.Structure:
     cos, sin = memory.rows(node.places["cos"]), memory.rows(node.places["sin"])
     frequencies = node.constants["frequencies"]
-    return binding.Angles(
+    return structs.Angles(
         _floats(frequencies), cos, sin, len(frequencies), node.constants["factor"], 0
     )
 
 
 def _rope(node: Node, memory: Memory) -> ctypes.Structure:
     places = [memory.rows(node.places[name]) for name in ("heads", "cos", "sin", "out")]
-    return binding.Rope(*places, node.places["heads"].num_vectors, node.places["heads"].width)
+    return structs.Rope(*places, node.places["heads"].num_vectors, node.places["heads"].width)
 
 
 def _write_kv(node: Node, memory: Memory) -> ctypes.Structure:
     key, value = memory.rows(node.places["key"]), memory.rows(node.places["value"])
-    return binding.WriteKv(key, value, kv_view(node.constants["layer"]))
+    return structs.WriteKv(key, value, kv_view(node.constants["layer"]))
 
 
 def _attend(node: Node, memory: Memory) -> ctypes.Structure:
     constants = node.constants
-    return binding.Attend(
+    return structs.Attend(
         memory.rows(node.places["query"]),
         memory.rows(node.places["out"]),
         kv_view(constants["layer"]),
@@ -140,7 +140,7 @@ def _attend(node: Node, memory: Memory) -> ctypes.Structure:
 
 
 def _gated(node: Node, memory: Memory) -> ctypes.Structure:
-    return binding.Gated(
+    return structs.Gated(
         memory.rows(node.places["gate_up"]),
         memory.rows(node.places.get("out")),
         memory.quant_rows(node.quantised),
@@ -151,21 +151,21 @@ def _gated(node: Node, memory: Memory) -> ctypes.Structure:
 
 
 def _quantise(node: Node, memory: Memory) -> ctypes.Structure:
-    return binding.Quantise(memory.rows(node.places["inputs"]), memory.quant_rows(node.quantised))
+    return structs.Quantise(memory.rows(node.places["inputs"]), memory.quant_rows(node.quantised))
 
 
 def _take(node: Node, memory: Memory) -> ctypes.Structure:
     inputs, out = node.places["inputs"], node.places["out"]
-    return binding.Take(memory.rows(inputs), memory.rows(out), inputs.width)
+    return structs.Take(memory.rows(inputs), memory.rows(out), inputs.width)
 
 
 def _argmax(node: Node, memory: Memory) -> ctypes.Structure:
     inputs, out = node.places["inputs"], node.constants["out"]
-    return binding.Argmax(memory.rows(inputs), out.data_ptr(), inputs.width)
+    return structs.Argmax(memory.rows(inputs), out.data_ptr(), inputs.width)
 
 
 def _mark(node: Node, memory: Memory) -> ctypes.Structure:
-    return binding.Mark(node.constants["layer"])
+    return structs.Mark(node.constants["layer"])
 
 
 _BUILDERS: dict[Op, Callable[[Node, Memory], ctypes.Structure]] = {

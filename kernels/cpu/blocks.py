@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.arguments import kv_view
-from kernels.cpu.binding import ConvertKv, MoveBlocks, Op
+from kernels.cpu.structs import ConvertKv, MoveBlocks, Op
 from kernels.cpu.team import Team
 from kernels.kv_view import KVView
 

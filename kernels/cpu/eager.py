@@ -15,20 +15,12 @@ from torch import Tensor
 
 from kernels.cpu import blocks, sampling
 from kernels.cpu.arguments import arguments_of
-from kernels.cpu.binding import (
-    ROWS_TOKENS,
-    Instruction,
-    MergePartials,
-    Op,
-    QuantRows,
-    Rows,
-    Step,
-)
 from kernels.cpu.host_program import HostProgram
 from kernels.cpu.lowering import Node, QuantBuffer, host_parts
 from kernels.cpu.packing import pack
 from kernels.cpu.places import Buffer, Place
 from kernels.cpu.quant_memory import LEAST_ROWS, QuantMemory
+from kernels.cpu.structs import ROWS_TOKENS, Instruction, MergePartials, Op, QuantRows, Rows, Step
 from kernels.cpu.team import Team
 from kernels.kv_view import KVView
 from kernels.recording import Recording

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.arguments import arguments_of
-from kernels.cpu.binding import ROWS_WANTED, Instruction, QuantRows, Rows, Step
 from kernels.cpu.large_pages import large_pages
 from kernels.cpu.lowering import LEAST_JOINED, Lowered, QuantBuffer, lower
 from kernels.cpu.places import Place
 from kernels.cpu.quant_memory import LEAST_ROWS, QuantMemory
+from kernels.cpu.structs import ROWS_WANTED, Instruction, QuantRows, Rows, Step
 from kernels.cpu.team import Team
 from kernels.recording import Recording
 from kernels.step import StepMetadata

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels.cpu.binding import ROWS_TOKENS, Op
 from kernels.cpu.packing import HostStack, HostWeight, pack
 from kernels.cpu.places import BufferTable, Place
+from kernels.cpu.structs import ROWS_TOKENS, Op
 from kernels.recording import Call, Recording
 from kernels.weights import Weight
 

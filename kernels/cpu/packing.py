@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from core.errors import ModelLoadError
-from kernels.cpu.binding import NativeWeight, WeightKind
 from kernels.cpu.large_pages import weight_memory
+from kernels.cpu.structs import NativeWeight, WeightKind
 from kernels.gguf_quants import Quants, unpack
 from kernels.weights import (
     BlockWeight,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from core.errors import ConfigError
-from kernels.cpu.binding import ROWS_TOKENS, ROWS_WANTED
+from kernels.cpu.structs import ROWS_TOKENS, ROWS_WANTED
 from kernels.recording import SAMPLE_TOKENS, SAMPLE_WANTED
 
 _ALIGNMENT_FLOATS = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cpu.binding import QuantRows
+from kernels.cpu.structs import QuantRows
 
 LEAST_ROWS = 16  # the matrix units read whole tiles of rows
 _GROUP, _SUMS = 32, 7  # columns whose sums are kept, and how many of them

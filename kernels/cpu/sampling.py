@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.cpu.binding import Draw, Logprobs, Op, Rows, Uniforms
+from kernels.cpu.structs import Draw, Logprobs, Op, Rows, Uniforms
 from kernels.cpu.team import Team
 
 _FLOATS, _INTS, _WORDS = "d", "q", "Q"

@@ -7,8 +7,9 @@ import weakref
 from functools import cache
 
 from core.errors import ConfigError
-from kernels.cpu.binding import ROWS_TOKENS, Instruction, Op, Step, library
+from kernels.cpu.binding import library
 from kernels.cpu.ledger import CoreLedger
+from kernels.cpu.structs import ROWS_TOKENS, Instruction, Op, Step
 
 _ENDED = 1 << 31
 

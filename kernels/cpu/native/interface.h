@@ -2,7 +2,7 @@
 //
 // A program is an array of instructions; each names an operation and points to that operation's arguments. Rows are
 // row-major with a stride in elements. Counts that change from step to step (rows, sequences) come from the Step, so
-// one recorded program serves every step. kernels/cpu/binding.py mirrors every struct here, field by field.
+// one recorded program serves every step. kernels/cpu/structs.py mirrors every struct here, field by field.
 #pragma once
 #include <cstdint>
 

@@ -7,6 +7,7 @@
 #if defined(BATON_AMX)
 #include "products_amx.inl"
 #endif
+#include "slots.inl"
 #include "attention.inl"
 #include "sampling.inl"
 #include "logprobs.inl"

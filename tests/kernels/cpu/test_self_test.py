@@ -14,8 +14,8 @@ from torch import Tensor
 from core.errors import ConfigError
 from kernels.cpu import self_test
 from kernels.cpu.backend import HostBackend
-from kernels.cpu.binding import Gated, Instruction, Norm, Op, Step
 from kernels.cpu.eager import Eager
+from kernels.cpu.structs import Gated, Instruction, Norm, Op, Step
 from kernels.cpu.team import Team, variants
 from kernels.kv_view import KVView
 from kernels.step import StepMetadata
