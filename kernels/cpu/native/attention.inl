@@ -174,6 +174,20 @@ struct TileSpace {
     float *queries, *keys, *scores, *value_space, *key_space, *kept;
 };
 
+// Folds positions [first, first + 64), of which [low, high) are read, into `count` queries from `q`.
+template <typename SeenBy>
+inline void fold_queries(const Layer& l, const AttendTask& task, int64_t first, int64_t low, int64_t high, int64_t q, int64_t count, SeenBy seen_by,
+                         const Fold& fold, const TileSpace& space) {
+    const int32_t* table = l.step.tables + task.sequence * l.step.table_stride;
+    load_keys(l, table, task.head, first, low, high, space.key_space, space.keys);
+    const float* values[64];
+    load_values(l, table, task.head, first, low, high, space.value_space, values);
+    const float* keys = space.keys;
+    multiply(space.queries + q * l.dim, l.dim, count, [keys](int64_t k) { return keys + 64 * k; }, l.dim, space.scores, 64, 64, nullptr);
+    soften(l.a, space.scores, q, count, seen_by, fold, space.kept);
+    multiply(space.scores, 64, count, [&values](int64_t k) { return values[k]; }, 64, fold.values + q * l.padded, l.padded, l.padded, space.kept);
+}
+
 // Folds the tile of positions [first, first + 64) into every row that sees some of it.
 inline void fold_tile(const Layer& l, const AttendTask& task, const TaskRows& rows, int64_t first, const Fold& fold, const TileSpace& space) {
     const int64_t window = l.a.window, last = rows.position + rows.count - 1;
@@ -181,19 +195,12 @@ inline void fold_tile(const Layer& l, const AttendTask& task, const TaskRows& ro
     if (window && first + 63 + window - rows.position < end) end = first + 63 + window - rows.position;
     if (begin >= end) return;
     const int64_t low = window && rows.position + begin - window + 1 > 0 ? rows.position + begin - window + 1 : 0;
-    const int32_t* table = l.step.tables + task.sequence * l.step.table_stride;
-    load_keys(l, table, task.head, first, low, last + 1, space.key_space, space.keys);
-    const float* values[64];
-    load_values(l, table, task.head, first, low, last + 1, space.value_space, values);
     const int64_t q = begin * l.group, count = (end - begin) * l.group;
-    const float* keys = space.keys;
-    multiply(space.queries + q * l.dim, l.dim, count, [keys](int64_t k) { return keys + 64 * k; }, l.dim, space.scores, 64, 64, nullptr);
     auto seen_by = [&](int64_t query) {
         const int64_t own = rows.position + query / l.group;
         return Seen{window && own - window + 1 > first ? own - window + 1 - first : 0, own + 1 - first < 64 ? own + 1 - first : 64};
     };
-    soften(l.a, space.scores, q, count, seen_by, fold, space.kept);
-    multiply(space.scores, 64, count, [&values](int64_t k) { return values[k]; }, 64, fold.values + q * l.padded, l.padded, l.padded, space.kept);
+    fold_queries(l, task, first, low, last + 1, q, count, seen_by, fold, space);
 }
 
 inline size_t attend_bytes(const Layer& l, int64_t queries) {
@@ -223,14 +230,47 @@ inline void put_rows(const Layer& l, int64_t head, const TaskRows& rows, const F
     }
 }
 
+inline TileSpace take_space(const Layer& l, int64_t queries, Scratch& scratch) {
+    return {scratch.take<float>(queries * l.dim), scratch.take<float>(64 * l.dim), scratch.take<float>(queries * 64),
+            scratch.take<float>(64 * l.padded), scratch.take<float>(16 * l.padded), scratch.take<float>(queries)};
+}
+
+// One chunk that several sequences see as a whole, each with one row: read once, folded for each as it would be alone.
+inline void attend_shared(const Layer& l, const StepPlan& plan, const AttendTask& task, Scratch& scratch) {
+    const int64_t queries = task.num_members * l.group;
+    scratch.reserve(attend_bytes(l, queries));
+    const TileSpace space = take_space(l, queries, scratch);
+    const Fold fold = take_fold(l, queries, scratch);
+    const SharedMember* members = plan.members.data() + task.first_member;
+    for (int64_t m = 0; m < task.num_members; m++) {
+        AttendTask own = task;
+        own.sequence = members[m].sequence;
+        load_queries(l, own, rows_of(plan.step, own.sequence, 0, 1), space.queries + m * l.group * l.dim);
+    }
+    start_fold(fold, queries, l.padded);
+    const int64_t start = task.first_chunk * kChunkPositions, end = start + kChunkPositions;
+    for (int64_t first = start; first < end; first += kTilePositions)
+        fold_queries(l, task, first, 0, end, 0, queries, [](int64_t) { return Seen{0, 64}; }, fold, space);
+    for (int64_t m = 0; m < task.num_members; m++) {
+        const Fold own = partial_fold(l, plan, members[m].partial, l.group);
+        const int64_t q = m * l.group;
+        std::memcpy(own.values, fold.values + q * l.padded, sizeof(float) * l.group * l.padded);
+        std::memcpy(own.largest, fold.largest + q, sizeof(float) * l.group);
+        std::memcpy(own.sums, fold.sums + q, sizeof(float) * l.group);
+    }
+}
+
 inline void run_attend(const void* arguments, int64_t, const StepPlan& plan, int64_t tile, Scratch& scratch) {
     const Layer l = layer_of(*static_cast<const BatonAttend*>(arguments), plan.step);
     const AttendTask& task = plan.attends[tile];
+    if (task.num_members) {
+        attend_shared(l, plan, task, scratch);
+        return;
+    }
     const TaskRows rows = rows_of(plan.step, task.sequence, task.first_row, task.num_rows);
     const int64_t queries = rows.count * l.group;
     scratch.reserve(attend_bytes(l, queries));
-    const TileSpace space{scratch.take<float>(queries * l.dim), scratch.take<float>(64 * l.dim), scratch.take<float>(queries * 64),
-                          scratch.take<float>(64 * l.padded), scratch.take<float>(16 * l.padded), scratch.take<float>(queries)};
+    const TileSpace space = take_space(l, queries, scratch);
     load_queries(l, task, rows, space.queries);
     const Fold whole = task.partial < 0 ? take_fold(l, queries, scratch) : partial_fold(l, plan, task.partial, queries);
     const Fold part = task.num_chunks > 1 ? take_fold(l, queries, scratch) : whole;

@@ -8,7 +8,8 @@
 #include "interface.h"
 #include "scratch.h"
 
-// One piece of attention: rows of one sequence, one KV head, a range of 1,024-position chunks.
+// One piece of attention: rows of one sequence, one KV head, a range of 1,024-position chunks; or one row of each of
+// several sequences, one KV head, a chunk that they share.
 struct AttendTask {
     int32_t sequence;
     int32_t head;
@@ -17,6 +18,14 @@ struct AttendTask {
     int32_t first_chunk;
     int32_t num_chunks;   // all of the rows' chunks, or one of several whose partials are merged afterwards
     int64_t partial;      // where its partial begins, in query vectors; -1: writes the result itself
+    int32_t first_member; // in StepPlan.members
+    int32_t num_members;  // sequences that share the chunk; 0: it is one sequence's own
+};
+
+// A sequence that shares a chunk, and where its own partial of it begins.
+struct SharedMember {
+    int32_t sequence;
+    int64_t partial;
 };
 
 // One group of query vectors whose partials are merged.
@@ -34,6 +43,7 @@ struct StepPlan {
     BatonStep step;
     std::vector<AttendTask> attends;
     std::vector<MergeTask> merges;
+    std::vector<SharedMember> members;
     std::vector<float> partials;   // [query vectors][head_dim + 2]: values, largest score, sum
     int64_t partial_size = 0;      // head_dim + 2, padded
     int32_t heads_per_kv = 0;

@@ -136,12 +136,16 @@ void Team::run(const BatonInstruction* instructions, int64_t count, const BatonS
     count_ = count;
     plan_.step = step;
     if (static_cast<int64_t>(progress_.size()) < count) progress_ = std::vector<Progress>(count);
+    const BatonAttend* attend = nullptr;
+    bool has_windows = false;
     for (int64_t i = 0; i < count; i++) {
         progress_[i].next.store(0, std::memory_order_relaxed);
         progress_[i].done.store(0, std::memory_order_relaxed);
-        if (instructions[i].op == BATON_OP_ATTEND && (i == 0 || plan_.attends.empty()))
-            plan_attention(plan_, *static_cast<const BatonAttend*>(instructions[i].arguments));
+        if (instructions[i].op != BATON_OP_ATTEND) continue;
+        attend = static_cast<const BatonAttend*>(instructions[i].arguments);
+        has_windows = has_windows || attend->window;
     }
+    if (attend) plan_attention(plan_, *attend, has_windows);
     mark_.set(0);
     if (ledger_) ledger_->claim();
     open(0);
@@ -156,6 +160,7 @@ void Team::run(const BatonInstruction* instructions, int64_t count, const BatonS
     if (ledger_) ledger_->release();
     plan_.attends.clear();
     plan_.merges.clear();
+    plan_.members.clear();
 }
 
 void Team::wait_until_all_have_left() {

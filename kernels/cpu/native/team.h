@@ -80,4 +80,5 @@ private:
     std::vector<std::thread> threads_;
 };
 
-void plan_attention(StepPlan& plan, const BatonAttend& first);
+// first: any of the step's attention layers. has_windows: whether one of them sees a part of the positions only.
+void plan_attention(StepPlan& plan, const BatonAttend& first, bool has_windows);

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels import ops, reference
 from kernels.cpu.backend import HostBackend
+from kernels.step import StepMetadata
 from tests.support.host_kernels import NUM_THREADS, assert_same_bits, backends, examples
 from tests.support.paged_steps import Case, Step, cases
 from tests.support.poison import poisoned_memory
@@ -70,3 +71,37 @@ def test_a_row_has_the_same_bits_however_its_sequence_is_cut() -> None:
             for own in (backend, HostBackend(1, backend.team.variant), HostBackend(NUM_THREADS)):
                 actual = own.paged_attention(query, step.layer, metadata, whole.scale)
                 assert_same_bits(actual, expected[end - count : end], f"{count} rows to {end}")
+
+
+def test_sequences_that_begin_with_the_same_blocks_get_what_each_gets_alone() -> None:
+    """Whole chunks that several sequences have in common are read once: all, some or none of them, from the front."""
+    case = Case(((0, 3300),), head_dim=32, seed=6)
+    for window in (None, 1500):
+        for backend in backends():
+            _, _, step = pool_and_result(replace(case, window=window), backend)
+            own = step.metadata.block_tables[0]
+            chunk = 1024 // step.layer.block_size
+            elsewhere = own.clone()
+            elsewhere[chunk : 2 * chunk] = own[2 * chunk : 3 * chunk]
+            backwards = own.clone()
+            backwards[: 2 * chunk] = own[: 2 * chunk].flip(0)
+            tables = torch.stack((own, elsewhere, own, backwards, elsewhere, own, own))
+            lengths = (3300, 2500, 3000, 2100, 2400, 1024, 1025)
+            query = step.query[: len(lengths)].contiguous()
+            together = StepMetadata(
+                torch.full((len(lengths),), -1),
+                tables.contiguous(),
+                tuple(range(len(lengths) + 1)),
+                lengths,
+            )
+            actual = backend.paged_attention(query, step.layer, together, case.scale, window)
+            expected = reference.paged_attention(query, step.layer, together, case.scale, window)
+            torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=TOLERANCE)
+            for row, length in enumerate(lengths):
+                single = StepMetadata(
+                    torch.tensor([-1]), tables[row : row + 1].contiguous(), (0, 1), (length,)
+                )
+                alone = backend.paged_attention(
+                    query[row : row + 1], step.layer, single, case.scale, window
+                )
+                assert_same_bits(actual[row : row + 1], alone, f"sequence {row}")
