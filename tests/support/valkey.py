@@ -33,6 +33,23 @@ def free_port() -> int:
         return port
 
 
+class HeldPort:
+    """A TCP port of 127.0.0.1 that refuses connections until a server is to take it.
+
+    One that is merely free can become the port of a client: one that tries to reach it again and again then meets
+    itself, and the server finds it taken.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        self.port: int = self._socket.getsockname()[1]
+
+    def release(self) -> None:
+        """Let a server have it."""
+        self._socket.close()
+
+
 async def command(server: ValkeyServer, *words: Any) -> Any:
     """Send one command on a connection of its own, past the code under test."""
     client = Redis.from_url(server.url)
