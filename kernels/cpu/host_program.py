@@ -27,7 +27,6 @@ from kernels.step import StepMetadata
 _LEAST_WANTED = 8
 OWN_ROWS = 128
 """Of one thread: a tile of joined operations and a last one's rest. Steps of no more rows are not joined."""
-_STEP_ROWS = 16
 
 
 class HostProgram:
@@ -96,10 +95,10 @@ def joined_rows(num_tokens: int, num_threads: int, most_joined: int) -> int:
 
     def longest(size: int) -> int:
         """Rows of the thread with most tiles; a rest of few rows joins the last tile."""
-        tiles = (num_tokens + size - _STEP_ROWS) // size
+        tiles = (num_tokens + size - LEAST_ROWS) // size
         return -(-tiles // num_threads) * size
 
-    sizes = range(LEAST_JOINED, most_joined + 1, _STEP_ROWS)
+    sizes = range(LEAST_JOINED, most_joined + 1, LEAST_ROWS)
     return min(sizes, key=lambda size: (longest(size), -size))
 
 

@@ -10,7 +10,6 @@ output, rounded so that they reach 8,191. Their products need no scale before th
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from math import prod
 
@@ -215,11 +214,6 @@ def _padded(rows: Tensor) -> Tensor:
     if not missing:
         return rows
     return torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:])))
-
-
-def address_of(native: NativeWeight) -> ctypes._Pointer[NativeWeight]:
-    """A pointer to a weight that its owner keeps alive."""
-    return ctypes.pointer(native)
 
 
 def can_pack(weight: Weight) -> bool:

@@ -46,7 +46,6 @@ struct StepPlan {
     std::vector<SharedMember> members;
     std::vector<float> partials;   // [query vectors][head_dim + 2]: values, largest score, sum
     int64_t partial_size = 0;      // head_dim + 2, padded
-    int32_t heads_per_kv = 0;
     int32_t num_threads = 1;
 };
 

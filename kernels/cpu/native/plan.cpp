@@ -20,8 +20,10 @@ int magnitude(const StepPlan& plan, const AttendTask& task) {
 // Sequences that decode one token and begin with the same blocks, chunk by chunk.
 class SharedChunks {
 public:
-    SharedChunks(const BatonStep& step, const BatonKvView& view) : step_(step), blocks_(kChunkPositions / view.block_size), shared_(step.num_sequences, 0) {
-        if (kChunkPositions % view.block_size) return;
+    // looks: whether there may be any at all.
+    SharedChunks(const BatonStep& step, const BatonKvView& view, bool looks)
+        : step_(step), blocks_(kChunkPositions / view.block_size), shared_(step.num_sequences, 0) {
+        if (!looks || kChunkPositions % view.block_size) return;
         std::vector<int32_t> decoding;
         for (int64_t s = 0; s < step.num_sequences; s++)
             if (step.query_start[s + 1] - step.query_start[s] == 1) decoding.push_back(int32_t(s));
@@ -61,6 +63,45 @@ private:
     std::vector<Group> groups_;
 };
 
+// Tasks of one sequence, one KV head: as a whole, or chunk by chunk with a merge. Chunks before `shared` are others' work.
+// Returns where its partials end.
+int64_t add_own(StepPlan& plan, AttendTask task, int64_t block_rows, int64_t group, int64_t shared, bool splits, int64_t partial) {
+    const int64_t rows = plan.step.query_start[task.sequence + 1] - plan.step.query_start[task.sequence];
+    const int64_t start = plan.step.seq_lens[task.sequence] - rows;
+    for (int64_t row = 0; row < rows; row += block_rows) {
+        const int64_t count = std::min(block_rows, rows - row), chunks = chunks_until(start + row + count);
+        task.first_row = int32_t(row);
+        task.num_rows = int32_t(count);
+        task.first_chunk = 0;
+        task.num_chunks = int32_t(chunks);
+        task.partial = -1;
+        if ((!splits && !shared) || chunks == 1) {
+            plan.attends.push_back(task);
+            continue;
+        }
+        plan.merges.push_back({task.sequence, task.head, task.first_row, task.num_rows, int32_t(chunks), partial});
+        task.num_chunks = 1;
+        for (int64_t chunk = 0; chunk < chunks; chunk++, partial += count * group) {
+            task.first_chunk = int32_t(chunk);
+            task.partial = partial;
+            if (chunk >= shared) plan.attends.push_back(task);
+        }
+    }
+    return partial;
+}
+
+// Tasks of a chunk that sequences share, one KV head: as many of them together as a task takes.
+// first_partials: of every sequence, where its partials for this head begin.
+void add_shared(StepPlan& plan, const SharedChunks::Group& together, int32_t head, int64_t block_rows, int64_t group,
+                const std::vector<int64_t>& first_partials) {
+    const auto& sequences = together.sequences;
+    for (size_t at = 0; at < sequences.size(); at += block_rows) {
+        const int32_t count = int32_t(std::min<size_t>(block_rows, sequences.size() - at)), before = int32_t(plan.members.size());
+        for (size_t i = at; i < at + count; i++) plan.members.push_back({sequences[i], first_partials[sequences[i]] + together.chunk * group});
+        plan.attends.push_back({sequences[at], head, 0, count, int32_t(together.chunk), 1, 0, before, count});
+    }
+}
+
 }  // namespace
 
 void plan_attention(StepPlan& plan, const BatonAttend& first, bool has_windows) {
@@ -75,45 +116,15 @@ void plan_attention(StepPlan& plan, const BatonAttend& first, bool has_windows) 
     for (int64_t s = 0; s < step.num_sequences; s++)
         num_blocks += (step.query_start[s + 1] - step.query_start[s] + block_rows - 1) / block_rows * heads;
     const bool splits = num_blocks < 8 * plan.num_threads;
-    BatonStep nobody = step;
-    nobody.num_sequences = 0;
-    const SharedChunks common(has_windows ? nobody : step, first.view);
-    std::vector<int64_t> own_partials(step.num_sequences * heads);  // of sequences that share chunks: where they begin
+    const SharedChunks common(step, first.view, !has_windows);
+    std::vector<int64_t> first_partials(step.num_sequences);
     int64_t partials = 0;
-    for (int64_t s = 0; s < step.num_sequences; s++) {
-        const int64_t rows = step.query_start[s + 1] - step.query_start[s], start = step.seq_lens[s] - rows;
-        const int64_t shared = has_windows ? 0 : common.shared(s);
-        for (int64_t head = 0; head < heads; head++) {
-            own_partials[s * heads + head] = partials;
-            for (int64_t row = 0; row < rows; row += block_rows) {
-                const int64_t count = std::min(block_rows, rows - row), chunks = chunks_until(start + row + count);
-                AttendTask task{int32_t(s), int32_t(head), int32_t(row), int32_t(count), 0, int32_t(chunks), -1, 0, 0};
-                if ((!splits && !shared) || chunks == 1) {
-                    plan.attends.push_back(task);
-                    continue;
-                }
-                plan.merges.push_back({int32_t(s), int32_t(head), int32_t(row), int32_t(count), int32_t(chunks), partials});
-                task.num_chunks = 1;
-                for (int64_t chunk = 0; chunk < chunks; chunk++, partials += count * group) {
-                    task.first_chunk = int32_t(chunk);
-                    task.partial = partials;
-                    if (chunk >= shared) plan.attends.push_back(task);
-                }
-            }
+    for (int32_t head = 0; head < heads; head++) {
+        for (int32_t s = 0; s < step.num_sequences; s++) {
+            first_partials[s] = partials;
+            partials = add_own(plan, {s, head, 0, 0, 0, 0, -1, 0, 0}, block_rows, group, common.shared(s), splits, partials);
         }
-    }
-    for (const auto& together : common.groups()) {
-        for (int64_t head = 0; head < heads; head++) {
-            for (size_t at = 0; at < together.sequences.size(); at += block_rows) {
-                const int32_t count = int32_t(std::min<size_t>(block_rows, together.sequences.size() - at));
-                const int32_t before = int32_t(plan.members.size());
-                for (int32_t i = 0; i < count; i++) {
-                    const int32_t s = together.sequences[at + i];
-                    plan.members.push_back({s, own_partials[s * heads + head] + together.chunk * group});
-                }
-                plan.attends.push_back({together.sequences[at], int32_t(head), 0, count, int32_t(together.chunk), 1, 0, before, count});
-            }
-        }
+        for (const auto& together : common.groups()) add_shared(plan, together, head, block_rows, group, first_partials);
     }
     if (static_cast<int64_t>(plan.partials.size()) < partials * plan.partial_size) plan.partials.resize(partials * plan.partial_size);
     // The longest first, so that threads end together; those of about the same length head by head, whose K and V then

@@ -1,4 +1,4 @@
-// K and V of a layer as attention reads them: slots of the paged pool, 64 positions at a time, as float32.
+// K and V as float32: single slots of a paged pool, and 64 positions at a time as attention reads them.
 
 namespace {
 
@@ -9,7 +9,7 @@ template <int exponent_bits, int mantissa_bits> inline float widen(uint32_t bits
     constexpr int bias = (1 << (exponent_bits - 1)) - 1;
     const uint32_t sign = bits >> (exponent_bits + mantissa_bits) & 1, exponent = bits >> mantissa_bits & ((1u << exponent_bits) - 1);
     const uint32_t fraction = bits & ((1u << mantissa_bits) - 1);
-    if (exponent_bits == 4 && (bits & 0x7f) == 0x7f) return float_from(0x7fc00000u);
+    if (exponent_bits == 4 && (bits & 0x7f) == 0x7f) return float_from(sign << 31 | 0x7fc00000u);
     if (exponent_bits == 5 && exponent == 31) return float_from(sign << 31 | 0x7f800000u | fraction << (23 - mantissa_bits));
     if (exponent) return float_from(sign << 31 | (exponent + 127 - bias) << 23 | fraction << (23 - mantissa_bits));
     const float magnitude = static_cast<float>(fraction) * float_from(static_cast<uint32_t>(127 + 1 - bias - mantissa_bits) << 23);
@@ -36,17 +36,17 @@ struct Layer {  // what every piece of one attention shares
 };
 
 // K or V of one slot as float32: in the pool itself, or converted into `space`.
-inline const float* slot_vector(const Layer& l, int64_t block, int64_t head, int64_t half, int64_t offset, float* space) {
-    const BatonKvView& view = l.a.view;
-    const int64_t base = block * view.block_stride + head * view.head_stride + half * view.half_stride + offset * l.dim;
+inline const float* slot_vector(const BatonKvView& view, int64_t block, int64_t head, int64_t half, int64_t offset, float* space) {
+    const int64_t dim = view.head_dim;
+    const int64_t base = block * view.block_stride + head * view.head_stride + half * view.half_stride + offset * dim;
     if (view.type == BATON_KV_F32) return static_cast<const float*>(view.values) + base;
     const float scale = view.scales
         ? view.scales[block * view.scale_block_stride + head * view.scale_head_stride + half * view.scale_half_stride + offset] : 1.0f;
     int64_t d = 0;
     const uint16_t* halves = static_cast<const uint16_t*>(view.values) + base;
-    if (view.type == BATON_KV_F16) for (; d + 16 <= l.dim; d += 16) store(space + d, load_half(halves + d));
-    if (view.type == BATON_KV_BF16) for (; d + 16 <= l.dim; d += 16) store(space + d, load_bfloat(halves + d));
-    for (; d < l.dim; d++) space[d] = stored_value(view, base + d) * scale;
+    if (view.type == BATON_KV_F16) for (; d + 16 <= dim; d += 16) store(space + d, load_half(halves + d));
+    if (view.type == BATON_KV_BF16) for (; d + 16 <= dim; d += 16) store(space + d, load_bfloat(halves + d));
+    for (; d < dim; d++) space[d] = stored_value(view, base + d) * scale;
     return space;
 }
 
@@ -110,7 +110,7 @@ inline void each_slot(const Layer& l, const int32_t* table, int64_t head, int64_
         const int64_t position = first + i;
         if (position + kTilePositions < high) ask_for_slot(l, table[ahead.block], head, half, ahead.offset);
         const bool is_seen = position >= low && position < high;
-        put(i, is_seen ? slot_vector(l, table[here.block], head, half, here.offset, space(i)) : nullptr);
+        put(i, is_seen ? slot_vector(l.a.view, table[here.block], head, half, here.offset, space(i)) : nullptr);
     }
 }
 
