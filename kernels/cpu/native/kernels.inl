@@ -8,6 +8,12 @@
 #include "products_amx.inl"
 #endif
 #include "slots.inl"
+#include "folds.inl"
+#include "attention_float.inl"
+#include "attention_whole.inl"
+#if defined(BATON_AMX)
+#include "attention_amx.inl"
+#endif
 #include "attention.inl"
 #include "sampling.inl"
 #include "logprobs.inl"

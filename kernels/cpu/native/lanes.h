@@ -54,6 +54,13 @@ inline I larger(I a, I b) { return {_mm512_max_epi32(a.v, b.v)}; }
 inline I bits_of(F a) { return {_mm512_castps_si512(a)}; }
 inline F from_bits(I a) { return _mm512_castsi512_ps(a.v); }
 inline void store_int(int32_t* p, I a) { _mm512_storeu_si512(p, a.v); }
+inline I load_int(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+// The lower 16 bits of each lane.
+inline void store_words(int16_t* p, I a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a.v)); }
+// The lower 16 bits of `a`, those of `b` above them.
+inline I pair_words(I a, I b) { return {_mm512_ternarylogic_epi32(a.v, _mm512_set1_epi32(0xffff), _mm512_slli_epi32(b.v, 16), 0xea)}; }
+// sum + the products of both pairs of signed 16-bit numbers in a lane.
+inline I add_pairs(I sum, I a, I b) { return {_mm512_dpwssd_epi32(sum.v, a.v, b.v)}; }
 inline F load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline void store_half(uint16_t* p, F a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
 inline F load_bfloat(const uint16_t* p) {
@@ -100,6 +107,19 @@ inline F from_bits(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(
 inline void store_int(int32_t* p, I x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.a);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), x.b);
+}
+inline I load_int(const int32_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
+}
+inline void store_words(int16_t* p, I x) {
+    const __m256i words = _mm256_set1_epi32(0xffff), packed = _mm256_packus_epi32(_mm256_and_si256(x.a, words), _mm256_and_si256(x.b, words));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+inline I pair_words(I x, I y) {
+    return {_mm256_blend_epi16(x.a, _mm256_slli_epi32(y.a, 16), 0xaa), _mm256_blend_epi16(x.b, _mm256_slli_epi32(y.b, 16), 0xaa)};
+}
+inline I add_pairs(I sum, I x, I y) {
+    return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(x.b, y.b))};
 }
 inline F load_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
@@ -150,6 +170,13 @@ inline I larger(I a, I b) { I r; BATON_LANES(a.x[i] > b.x[i] ? a.x[i] : b.x[i]);
 inline I bits_of(F a) { I r; std::memcpy(r.x, a.x, 64); return r; }
 inline F from_bits(I a) { F r; std::memcpy(r.x, a.x, 64); return r; }
 inline void store_int(int32_t* p, I a) { std::memcpy(p, a.x, 64); }
+inline I load_int(const int32_t* p) { I r; std::memcpy(r.x, p, 64); return r; }
+inline void store_words(int16_t* p, I a) { for (int i = 0; i < 16; i++) p[i] = static_cast<int16_t>(a.x[i]); }
+inline I pair_words(I a, I b) { I r; BATON_LANES(static_cast<int32_t>((a.x[i] & 0xffff) | static_cast<uint32_t>(b.x[i]) << 16)); }
+inline I add_pairs(I sum, I a, I b) {
+    I r;
+    BATON_LANES(wrap(int64_t(sum.x[i]) + int64_t(int16_t(a.x[i])) * int16_t(b.x[i]) + int64_t(a.x[i] >> 16) * (b.x[i] >> 16)));
+}
 inline float half_to_float(uint16_t h);
 template <int exponent_bits, int mantissa_bits> inline uint32_t narrow(float x, uint32_t largest_finite, bool saturate);
 inline void store_half(uint16_t* p, F a) {

@@ -72,7 +72,7 @@ struct Variant {
 
 constexpr int64_t kTilePositions = 64;     // positions folded together
 constexpr int64_t kChunkPositions = 1024;  // positions of one partial
-constexpr int64_t kMaxQueries = 96;        // query vectors of one attend task
+constexpr int64_t kMaxQueries = 192;        // query vectors of one attend task
 constexpr int64_t kRowsTogether = 16;      // rows that the matrix units multiply at once
 
 extern const Variant kVariantPlain;

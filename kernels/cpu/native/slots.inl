@@ -51,7 +51,8 @@ inline const float* slot_vector(const BatonKvView& view, int64_t block, int64_t 
 }
 
 #if defined(BATON_AVX512)
-inline void transpose_block(const float* const* rows, int64_t column, float* out) {  // 16 rows x 16 columns, out stride 64
+// out[c][r] = rows[r][column + c] for 16 rows and columns; rows of `out` are `stride` apart. The numbers may be any 32 bits.
+inline void transpose_block(const float* const* rows, int64_t column, float* out, int64_t stride) {
     __m512 r[16], t[16];
     for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_ps(rows[i] + column);
     for (int i = 0; i < 16; i += 2) {
@@ -68,16 +69,16 @@ inline void transpose_block(const float* const* rows, int64_t column, float* out
     for (int i = 0; i < 4; i++) {  // r[4j + i]: columns i, 4 + i, 8 + i, 12 + i of rows 4j to 4j + 3
         const __m512 a = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88), b = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
         const __m512 c = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd), d = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
-        _mm512_store_ps(out + 64 * i, _mm512_shuffle_f32x4(a, b, 0x88));
-        _mm512_store_ps(out + 64 * (i + 8), _mm512_shuffle_f32x4(a, b, 0xdd));
-        _mm512_store_ps(out + 64 * (i + 4), _mm512_shuffle_f32x4(c, d, 0x88));
-        _mm512_store_ps(out + 64 * (i + 12), _mm512_shuffle_f32x4(c, d, 0xdd));
+        _mm512_store_ps(out + stride * i, _mm512_shuffle_f32x4(a, b, 0x88));
+        _mm512_store_ps(out + stride * (i + 8), _mm512_shuffle_f32x4(a, b, 0xdd));
+        _mm512_store_ps(out + stride * (i + 4), _mm512_shuffle_f32x4(c, d, 0x88));
+        _mm512_store_ps(out + stride * (i + 12), _mm512_shuffle_f32x4(c, d, 0xdd));
     }
 }
 #else
-inline void transpose_block(const float* const* rows, int64_t column, float* out) {
+inline void transpose_block(const float* const* rows, int64_t column, float* out, int64_t stride) {
     for (int i = 0; i < 16; i++)
-        for (int j = 0; j < 16; j++) out[64 * j + i] = rows[i][column + j];
+        for (int j = 0; j < 16; j++) std::memcpy(out + stride * j + i, rows[i] + column + j, sizeof(float));
 }
 #endif
 
@@ -124,7 +125,7 @@ inline void load_keys(const Layer& l, const int32_t* table, int64_t head, int64_
         if (i % 16 != 15) return;
         float* part = keys + i - 15;
         int64_t d = 0;
-        for (; d + 16 <= l.dim; d += 16) transpose_block(rows, d, part + 64 * d);
+        for (; d + 16 <= l.dim; d += 16) transpose_block(rows, d, part + 64 * d, 64);
         for (; d < l.dim; d++)
             for (int64_t r = 0; r < 16; r++) part[64 * d + r] = rows[r][d];
     });

@@ -15,7 +15,8 @@ from tests.support.host_kernels import NUM_THREADS, assert_same_bits, backends, 
 from tests.support.paged_steps import Case, Step, cases
 from tests.support.poison import poisoned_memory
 
-TOLERANCE = 5e-6
+TOLERANCE = 5e-6  # over float32 KV
+WHOLE_TOLERANCE = 5e-4  # over narrower KV: 16 bits of the largest number of a vector, and of a tile's weights
 
 
 def pool_and_result(case: Case, backend: object) -> tuple[Tensor, Tensor, Step]:
@@ -37,7 +38,9 @@ def check(case: Case) -> None:
         assert torch.equal(own_pool, pool), f"{backend.description}: the pool's bytes differ"
         if bits is None:
             expected = step.expected()
-            torch.testing.assert_close(result.double(), expected, atol=TOLERANCE, rtol=TOLERANCE)
+            tolerance = TOLERANCE if case.kv_dtype == "float32" else WHOLE_TOLERANCE
+            print(case.kv_dtype, (result.double() - expected).abs().max())
+            torch.testing.assert_close(result.double(), expected, atol=tolerance, rtol=tolerance)
             bits = result
         assert_same_bits(result, bits, backend.description)
 

@@ -1,0 +1,304 @@
+// Attention over KV narrower than float32, in whole numbers.
+//
+// Queries, keys and values are rounded to 16 bits with one scale a vector: its largest magnitude over 32,767. A tile's
+// weights, times the scales of their values, are rounded to 16 bits without a sign, the largest being 65,535. So scores
+// and sums of values are exact integers on every instruction set, in any order; what a product gives is its integer
+// divided by 256 and rounded down, which 32 bits hold for up to 256 dimensions.
+
+namespace {
+
+constexpr int64_t kMaxWholeDim = 256;   // 255 * 32,767 * 256 < 2^31
+constexpr float kPerVector = 1.0f / 32767.0f, kPerWeight = 1.0f / 65535.0f;
+constexpr float kLeastTop = 1e-30f;     // vectors and weights below it are zero
+constexpr float kRoundSigned = 12582912.0f, kRoundUnsigned = 8388608.0f;  // adding it leaves the nearest integer in the low bits
+
+inline bool is_whole(const Layer& l) { return l.a.view.type != BATON_KV_F32 && l.dim <= kMaxWholeDim; }
+
+// exp(x) for x not above 0, within 4e-6 of it: what is below exp(-87) is that, exp(0) is 1. The polynomial is 2^f on
+// [-0.5, 0.5] with the least relative error.
+inline F weight_of(F x) {
+    x = larger(all(-87.0f), x);  // no number stays none
+    const F magic = all(12582912.0f + 127.0f);
+    const F shifted = fma(x, all(1.44269504088896341f), magic);
+    const F f = fma(x, all(1.44269504088896341f), magic - shifted);
+    F p = all(0.009582852944731712f);
+    p = fma(p, f, all(0.055906426161527634f));
+    p = fma(p, f, all(0.24024099111557007f));
+    p = fma(p, f, all(0.6931241750717163f));
+    p = fma(p, f, all(1.0f));
+    return p * from_bits(shift_left<23>(bits_of(shifted)));
+}
+
+// A top that scores can be taken relative to, where a query has seen nothing yet.
+inline F finite_top(F top) { return larger(all(-3e38f), top); }
+
+// Of 16 vectors at `lanes`, the largest of each as bits, so that infinities and what is no number come before all else.
+inline F largest_bits(const float* lanes) {
+#if defined(BATON_AVX512)
+    return join_rows(lanes, [](F a, F b) { return from_bits(larger(bits_of(a), bits_of(b))); });
+#else
+    float tops[16];
+    for (int r = 0; r < 16; r++) {
+        uint32_t top = 0;
+        for (int i = 0; i < 16; i++) top = bits_from(lanes[16 * r + i]) > top ? bits_from(lanes[16 * r + i]) : top;
+        tops[r] = float_from(top);
+    }
+    return load(tops);
+#endif
+}
+
+inline F inverse_of(F top, float largest) { return all(largest) / larger(top, all(kLeastTop)); }
+
+// K or V of a tile before rounding: where each position's vector lies, and what takes it to 16 bits and back.
+struct TileRows {
+    const void* rows[kTilePositions];  // halves in the pool, or floats
+    float inverses[kTilePositions], scales[kTilePositions];
+};
+
+template <bool is_half> inline F part_of(const void* row, int64_t d) {
+    if constexpr (is_half) return load_half(static_cast<const uint16_t*>(row) + d);
+    else return load(static_cast<const float*>(row) + d);
+}
+
+// A vector's 16 numbers from `d` as integers in the low 16 bits, what is above them undefined.
+template <bool is_half> inline I rounded(const void* row, int64_t d, F inverse) {
+    return bits_of(fma(part_of<is_half>(row, d), inverse, all(kRoundSigned)));
+}
+
+template <bool is_half> inline void measure(TileRows& tile, int64_t padded) {
+    alignas(64) float lanes[16 * 16];
+    for (int64_t first = 0; first < kTilePositions; first += 16) {
+        for (int64_t i = 0; i < 16; i++) {
+            I top = all_int(0);
+            for (int64_t d = 0; d < padded; d += 16) top = larger(top, bits_of(absolute(part_of<is_half>(tile.rows[first + i], d))));
+            store(lanes + 16 * i, from_bits(top));
+        }
+        const F tops = largest_bits(lanes);
+        store(tile.scales + first, tops * all(kPerVector));
+        store(tile.inverses + first, inverse_of(tops, 32767.0f));
+    }
+}
+
+// Whether vectors are read from the pool as they are.
+inline bool reads_halves(const Layer& l) { return l.a.view.type == BATON_KV_F16 && l.padded == l.dim; }
+
+// Positions outside [low, high) are zeros. space: [64, padded].
+inline void load_rows(const Layer& l, const Chunk& chunk, int64_t half, const TileQueries& queries, float* space, TileRows& tile) {
+    static const float zeros[kMaxWholeDim] = {};
+    const bool halves = reads_halves(l);
+    const BatonKvView& view = l.a.view;
+    Cursor here(l, queries.first), ahead(l, queries.first + kTilePositions);
+    for (int64_t i = 0; i < kTilePositions; i++, here.advance(), ahead.advance()) {
+        const int64_t position = queries.first + i;
+        if (position + kTilePositions < chunk.end) ask_for_slot(l, chunk.table[ahead.block], chunk.head, half, ahead.offset);
+        if (position < queries.low || position >= chunk.end) {
+            tile.rows[i] = zeros;
+        } else if (halves) {
+            tile.rows[i] = static_cast<const uint16_t*>(view.values) + chunk.table[here.block] * view.block_stride + chunk.head * view.head_stride +
+                           half * view.half_stride + here.offset * l.dim;
+        } else {
+            float* own = space + i * l.padded;
+            if (l.padded > l.dim) std::memset(own + l.padded - 16, 0, 64);
+            slot_vector(view, chunk.table[here.block], chunk.head, half, here.offset, own);
+            tile.rows[i] = own;
+        }
+    }
+    if (halves) measure<true>(tile, l.padded);
+    else measure<false>(tile, l.padded);
+}
+
+// A position whose V is damaged damages the scores of those who see it, as one whose K is.
+inline void join_damage(TileRows& keys, const TileRows& values) {
+    for (int64_t i = 0; i < kTilePositions; i += 16) {
+        const F scales = load(values.scales + i);
+        store(keys.scales + i, load(keys.scales + i) + (scales - scales));
+    }
+}
+
+// What takes a query's integer scores to what the softmax sees, but for the scale of the key.
+inline F query_scales(const BatonAttend& a, F tops) { return tops * all(kPerVector) * all(256.0f * a.scale); }
+
+// sums[M][16 NV] = floor((256 * high + low)[M][2 pairs] * right[2 pairs][16 NV] / 256); put(m, v, sum).
+template <int M, int NV, typename Put> inline void whole_product(const int32_t* left, int64_t pairs, const int32_t* right, int64_t right_stride, Put put) {
+    I high[M][NV], low[M][NV];
+    repeat<M>(BATON_EACH(m) { repeat<NV>(BATON_EACH(v) { high[m][v] = low[m][v] = all_int(0); }); });
+    for (int64_t k = 0; k < pairs; k++, right += right_stride) {
+        I r[NV];
+        repeat<NV>(BATON_EACH(v) { r[v] = load_int(right + 16 * v); });
+        repeat<M>(BATON_EACH(m) {
+            const I x = all_int(left[m * 2 * pairs + k]), y = all_int(left[m * 2 * pairs + pairs + k]);
+            repeat<NV>(BATON_EACH(v) {
+                high[m][v] = add_pairs(high[m][v], x, r[v]);
+                low[m][v] = add_pairs(low[m][v], y, r[v]);
+            });
+        });
+    }
+    repeat<M>(BATON_EACH(m) { repeat<NV>(BATON_EACH(v) { put(m, v, high[m][v] + shift_right<8>(low[m][v])); }); });
+}
+
+#if defined(BATON_AVX512)
+constexpr int kWholeRows = 3, kWholeVectors = 4;
+#else
+constexpr int kWholeRows = 3, kWholeVectors = 1;
+#endif
+
+// left: [count][2][pairs] pairs of 16-bit numbers, high bytes then low ones. right: [pairs][width] pairs.
+// put(row, column, 16 sums).
+template <typename Put> inline void whole_products(const int32_t* left, int64_t count, int64_t pairs, const int32_t* right, int64_t width, Put put) {
+    auto columns = [&](auto vectors, int64_t c) {
+        int64_t m = 0;
+        for (; m + kWholeRows <= count; m += kWholeRows)
+            whole_product<kWholeRows, decltype(vectors)::value>(left + m * 2 * pairs, pairs, right + c, width, [&](int r, int v, I sum) { put(m + r, c + 16 * v, sum); });
+        for (; m < count; m++)
+            whole_product<1, decltype(vectors)::value>(left + m * 2 * pairs, pairs, right + c, width, [&](int, int v, I sum) { put(m, c + 16 * v, sum); });
+    };
+    int64_t c = 0;
+    for (; c + 16 * kWholeVectors <= width; c += 16 * kWholeVectors) columns(std::integral_constant<int, kWholeVectors>{}, c);
+    for (; c < width; c += 16) columns(std::integral_constant<int, 1>{}, c);
+}
+
+// The vector units: pairs of 16-bit numbers at a time, high and low bytes of the left side apart.
+class WholeAttention {
+public:
+    static size_t bytes(const Layer& l, int64_t queries) {
+        const int64_t wide = wide_of(l);
+        return sizeof(int32_t) * (queries * (wide + 64 + 64 + 4) + 64 * (wide / 2 + l.padded / 2 + l.padded) + 8 * wide) + 9 * 64;
+    }
+
+    // queries: [count, dim].
+    WholeAttention(const Layer& l, const float* queries, int64_t count, Scratch& scratch)
+        : l_(l), count_(count), wide_(wide_of(l)), queries_(scratch.take<int32_t>(count * wide_)), scales_(scratch.take<float>(count)),
+          kept_(scratch.take<float>(count)), factors_(scratch.take<float>(count)), scores_(scratch.take<float>(count * 64)),
+          weights_(scratch.take<int32_t>(count * 64)), keys_(scratch.take<int32_t>(64 * wide_ / 2)), values_(scratch.take<int32_t>(32 * l.padded)),
+          space_(scratch.take<float>(64 * l.padded)), key_rows_(scratch.take<int16_t>(16 * wide_)) {
+        for (int64_t q = 0; q < count; q++) take_query(queries + q * l.dim, q);
+    }
+
+    void fold_chunk(const Chunk& chunk, const Sight& sight, const Fold& fold) {
+        start_fold(fold, count_, l_.padded);
+        each_tile(chunk, sight, count_, [&](const TileQueries& tile) { fold_tile(chunk, sight, tile, fold); });
+    }
+
+private:
+    static int64_t wide_of(const Layer& l) { return (l.dim + 31) & ~int64_t(31); }
+
+    void take_query(const float* query, int64_t q) {
+        alignas(64) float own[kMaxWholeDim + 32] = {};
+        alignas(64) float lanes[16 * 16] = {}, first[16];
+        std::memcpy(own, query, sizeof(float) * l_.dim);
+        I top = all_int(0);
+        for (int64_t d = 0; d < l_.padded; d += 16) top = larger(top, bits_of(absolute(load(own + d))));
+        store(lanes, from_bits(top));
+        const F tops = largest_bits(lanes);
+        store(first, query_scales(l_.a, tops));
+        scales_[q] = first[0];
+        store(first, inverse_of(tops, 32767.0f));
+        int16_t* out = reinterpret_cast<int16_t*>(queries_ + q * wide_);
+        for (int64_t d = 0; d < wide_; d += 16) {
+            const I x = rounded<false>(own, d, all(first[0])) - bits_of(all(kRoundSigned));
+            store_words(out + d, shift_right<8>(x));
+            store_words(out + wide_ + d, x - shift_left<8>(shift_right<8>(x)));
+        }
+    }
+
+    template <bool is_half> void take_keys(const TileRows& tile) {
+        const float* rows[16];
+        for (int64_t i = 0; i < kTilePositions; i++) {
+            int16_t* out = key_rows_ + i % 16 * wide_;
+            rows[i % 16] = reinterpret_cast<const float*>(out);
+            const F inverse = all(tile.inverses[i]);
+            for (int64_t d = 0; d < l_.padded; d += 16) store_words(out + d, rounded<is_half>(tile.rows[i], d, inverse));
+            for (int64_t d = l_.padded; d < wide_; d += 16) store_words(out + d, all_int(0));
+            if (i % 16 != 15) continue;
+            for (int64_t pair = 0; pair < wide_ / 2; pair += 16) transpose_block(rows, pair, reinterpret_cast<float*>(keys_ + 64 * pair + i - 15), 64);
+        }
+    }
+
+    template <bool is_half> void take_values(const TileRows& tile) {
+        for (int64_t i = 0; i < kTilePositions; i += 2) {
+            const F first = all(tile.inverses[i]), second = all(tile.inverses[i + 1]);
+            for (int64_t d = 0; d < l_.padded; d += 16)
+                store_int(values_ + i / 2 * l_.padded + d, pair_words(rounded<is_half>(tile.rows[i], d, first), rounded<is_half>(tile.rows[i + 1], d, second)));
+        }
+    }
+
+    void fold_tile(const Chunk& chunk, const Sight& sight, const TileQueries& tile, const Fold& fold) {
+        TileRows keys, values;
+        const bool halves = reads_halves(l_);
+        load_rows(l_, chunk, 0, tile, space_, keys);
+        halves ? take_keys<true>(keys) : take_keys<false>(keys);
+        load_rows(l_, chunk, 1, tile, space_, values);
+        halves ? take_values<true>(values) : take_values<false>(values);
+        join_damage(keys, values);
+        const int64_t count = tile.end - tile.query;
+        whole_products(queries_ + tile.query * wide_, count, wide_ / 2, keys_, 64, [&](int64_t q, int64_t c, I sum) {
+            store(scores_ + 64 * q + c, to_float(sum) * (all(scales_[tile.query + q]) * load(keys.scales + c)));
+        });
+        for (int64_t q = tile.query; q < tile.end; q += 16)
+            soften(sight, tile.first, q, tile.end - q < 16 ? tile.end - q : 16, scores_ + 64 * (q - tile.query), values.scales, fold);
+        whole_products(weights_ + tile.query * 64, count, kTilePositions / 2, values_, l_.padded, [&](int64_t q, int64_t c, I sum) {
+            float* out = fold.values + (tile.query + q) * l_.padded + c;
+            store(out, fma(load(out), all(kept_[tile.query + q]), to_float(sum) * all(factors_[tile.query + q])));
+        });
+    }
+
+    // Scores [count, 64] of queries from `first` to rounded weights; at most 16 of them.
+    void soften(const Sight& sight, int64_t tile, int64_t first, int64_t count, float* scores, const float* value_scales, const Fold& fold) {
+        const int n = static_cast<int>(count);
+        alignas(64) float lanes[16 * 16] = {}, sums[16 * 16] = {}, tops[16];
+        for (int r = 0; r < n; r++) store(lanes + 16 * r, weigh(sight.of(first + r, tile), scores + 64 * r));
+        const F before = load_some(fold.largest + first, n), top = larger(before, largest_rows(lanes)), by = weight_of(before - finite_top(top));
+        store(tops, finite_top(top));
+        store_some(fold.largest + first, top, n);
+        store_some(kept_ + first, by, n);
+        for (int r = 0; r < n; r++) {
+            const Seen seen = sight.of(first + r, tile);
+            F w[4], scaled[4];
+            repeat<4>(BATON_EACH(v) {
+                w[v] = weight_of(load(scores + 64 * r + 16 * v) - all(tops[r]));
+                scaled[v] = w[v] * load(value_scales + 16 * v);
+                if (!seen.is_all()) {
+                    w[v] = where_seen(seen, 16 * v, w[v], 0.0f);
+                    scaled[v] = where_seen(seen, 16 * v, scaled[v], 0.0f);
+                }
+                store(scores + 64 * r + 16 * v, scaled[v]);
+            });
+            store(sums + 16 * r, (w[0] + w[1]) + (w[2] + w[3]));
+            store(lanes + 16 * r, larger(larger(scaled[0], scaled[1]), larger(scaled[2], scaled[3])));
+        }
+        store_some(fold.sums + first, fma(load_some(fold.sums + first, n), by, sum_rows(sums)), n);
+        const F largest = largest_rows(lanes);
+        store_some(factors_ + first, largest * all(256.0f * kPerWeight), n);
+        store(tops, inverse_of(largest, 65535.0f));
+        for (int r = 0; r < n; r++) {
+            int16_t* out = reinterpret_cast<int16_t*>(weights_ + (first + r) * 64);
+            repeat<4>(BATON_EACH(v) {
+                const I x = bits_of(fma(load(scores + 64 * r + 16 * v), all(tops[r]), all(kRoundUnsigned))) - bits_of(all(kRoundUnsigned));
+                store_words(out + 16 * v, shift_right<8>(x));
+                store_words(out + 64 + 16 * v, x - shift_left<8>(shift_right<8>(x)));
+            });
+        }
+    }
+
+    // Scores as the softmax takes them, in place; returns their largest by lane.
+    F weigh(Seen seen, float* scores) const {
+        F s[4];
+        repeat<4>(BATON_EACH(v) {
+            s[v] = load(scores + 16 * v);
+            if (l_.a.soft_cap > 0.0f) s[v] = capped(s[v], l_.a.soft_cap);
+            if (!seen.is_all()) s[v] = where_seen(seen, 16 * v, s[v], -INFINITY);
+            store(scores + 16 * v, s[v]);
+        });
+        return larger(larger(s[0], s[1]), larger(s[2], s[3]));
+    }
+
+    const Layer& l_;
+    const int64_t count_, wide_;
+    int32_t* queries_;
+    float *scales_, *kept_, *factors_, *scores_;
+    int32_t *weights_, *keys_, *values_;
+    float* space_;
+    int16_t* key_rows_;
+};
+
+}  // namespace
