@@ -65,15 +65,31 @@ template <bool is_half> inline I rounded(const void* row, int64_t d, F inverse) 
     return bits_of(fma(part_of<is_half>(row, d), inverse, all(kRoundSigned)));
 }
 
+// The largest magnitude of a vector's numbers by lane, as bits of what part_of reads.
+template <bool is_half> inline I largest_parts(const void* row, int64_t padded) {
+    I top = all_int(0);
+#if defined(BATON_AVX512)
+    if constexpr (is_half) {  // halves are in order as integers: no conversion, 32 of them at a time
+        const uint16_t* halves = static_cast<const uint16_t*>(row);
+        __m512i tops = _mm512_setzero_si512();
+        int64_t d = 0;
+        for (; d + 32 <= padded; d += 32) tops = _mm512_max_epu16(tops, _mm512_and_si512(_mm512_loadu_si512(halves + d), _mm512_set1_epi16(0x7fff)));
+        if (d < padded) tops = _mm512_max_epu16(tops, _mm512_and_si512(_mm512_maskz_loadu_epi16(0xffff, halves + d), _mm512_set1_epi16(0x7fff)));
+        return {_mm512_max_epu16(_mm512_and_si512(tops, _mm512_set1_epi32(0xffff)), _mm512_srli_epi32(tops, 16))};
+    }
+#endif
+    for (int64_t d = 0; d < padded; d += 16) top = larger(top, bits_of(absolute(part_of<is_half>(row, d))));
+    return top;
+}
+
 template <bool is_half> inline void measure(TileRows& tile, int64_t padded) {
     alignas(64) float lanes[16 * 16];
     for (int64_t first = 0; first < kTilePositions; first += 16) {
-        for (int64_t i = 0; i < 16; i++) {
-            I top = all_int(0);
-            for (int64_t d = 0; d < padded; d += 16) top = larger(top, bits_of(absolute(part_of<is_half>(tile.rows[first + i], d))));
-            store(lanes + 16 * i, from_bits(top));
-        }
-        const F tops = largest_bits(lanes);
+        for (int64_t i = 0; i < 16; i++) store(lanes + 16 * i, from_bits(largest_parts<is_half>(tile.rows[first + i], padded)));
+        F tops = largest_bits(lanes);
+#if defined(BATON_AVX512)
+        if constexpr (is_half) tops = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits_of(tops).v));
+#endif
         store(tile.scales + first, tops * all(kPerVector));
         store(tile.inverses + first, inverse_of(tops, 32767.0f));
     }
@@ -87,22 +103,25 @@ inline void load_rows(const Layer& l, const Chunk& chunk, int64_t half, const Ti
     static const float zeros[kMaxWholeDim] = {};
     const bool halves = reads_halves(l);
     const BatonKvView& view = l.a.view;
-    Cursor here(l, queries.first), ahead(l, queries.first + kTilePositions);
-    for (int64_t i = 0; i < kTilePositions; i++, here.advance(), ahead.advance()) {
-        const int64_t position = queries.first + i;
-        if (position + kTilePositions < chunk.end) ask_for_slot(l, chunk.table[ahead.block], chunk.head, half, ahead.offset);
-        if (position < queries.low || position >= chunk.end) {
-            tile.rows[i] = zeros;
-        } else if (halves) {
-            tile.rows[i] = static_cast<const uint16_t*>(view.values) + chunk.table[here.block] * view.block_stride + chunk.head * view.head_stride +
-                           half * view.half_stride + here.offset * l.dim;
-        } else {
-            float* own = space + i * l.padded;
-            if (l.padded > l.dim) std::memset(own + l.padded - 16, 0, 64);
-            slot_vector(view, chunk.table[here.block], chunk.head, half, here.offset, own);
-            tile.rows[i] = own;
+    const int64_t end = chunk.end < queries.first + kTilePositions ? chunk.end : queries.first + kTilePositions;
+    for (int64_t i = 0; i < kTilePositions; i++) tile.rows[i] = zeros;
+    each_run(l, queries.low > queries.first ? queries.low : queries.first, end, [&](int64_t position, int64_t count, int64_t block, int64_t offset) {
+        const void** rows = tile.rows + position - queries.first;
+        if (halves) {
+            const uint16_t* own = static_cast<const uint16_t*>(view.values) + chunk.table[block] * view.block_stride + chunk.head * view.head_stride +
+                                  half * view.half_stride + offset * l.dim;
+            for (int64_t i = 0; i < count; i++) rows[i] = own + i * l.dim;
+            return;
         }
-    }
+        for (int64_t i = 0; i < count; i++) {
+            float* own = space + (position - queries.first + i) * l.padded;
+            if (l.padded > l.dim) std::memset(own + l.padded - 16, 0, 64);
+            slot_vector(view, chunk.table[block], chunk.head, half, offset + i, own);
+            rows[i] = own;
+        }
+    });
+    const int64_t next = queries.first + kTilePositions, last = chunk.end < next + kTilePositions ? chunk.end : next + kTilePositions;
+    each_run(l, next, last, [&](int64_t, int64_t count, int64_t block, int64_t offset) { ask_for_slots(l, chunk.table[block], chunk.head, half, offset, count); });
     if (halves) measure<true>(tile, l.padded);
     else measure<false>(tile, l.padded);
 }

@@ -164,18 +164,26 @@ inline void unpack_whole(const BatonWeight& w, int64_t panel, uint8_t* out) {
     }
 }
 
-// What one segment of 16 rows adds, from the sums of planes at `space`: high with high, high with low, low with high and
-// low with low bytes, [16, 16] each.
+// What one segment of 16 rows adds, from the sums of planes at `space`, [16, 16] each: high with high bytes, the two mixed
+// products, low with low bytes.
 inline F plane_sums(const int32_t* space, int64_t r) {
     auto sum = [&](int64_t at) { return I{_mm512_load_si512(space + at + 16 * r)}; };
-    return joined(shift_left<8>(sum(0)) + sum(256), shift_left<8>(sum(512)) + sum(768));
+    return to_float(shift_left<8>(sum(0)) + sum(256) + shift_right<8>(sum(512)));
 }
 
-inline void multiply_planes(const int8_t* high, int64_t plane, const uint8_t* weights, int64_t columns, int32_t* space) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+constexpr int64_t kPartColumns = 640;  // at most: a part of a panel that stays in the first cache while rows go by
+
+// The sums of planes over `columns` more columns of 16 rows; starts: they are the first.
+inline void multiply_planes(const int8_t* high, int64_t plane, const uint8_t* weights, int64_t columns, bool starts, int32_t* space) {
+    if (starts) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+    } else {
+        _tile_loadd(0, space, 64);
+        _tile_loadd(1, space + 256, 64);
+        _tile_loadd(2, space + 512, 64);
+    }
     for (int64_t k = 0; k < columns; k += 64, weights += 2048) {
         _tile_loadd(4, high + k, 2 * plane);
         _tile_loadd(6, weights, 64);
@@ -183,45 +191,73 @@ inline void multiply_planes(const int8_t* high, int64_t plane, const uint8_t* we
         _tile_loadd(7, weights + 1024, 64);
         _tile_dpbssd(1, 4, 7);
         _tile_loadd(5, high + plane + k, 2 * plane);
-        _tile_dpbssd(2, 5, 6);
-        _tile_dpbssd(3, 5, 7);
+        _tile_dpbssd(2, 5, 7);
+        _tile_dpbssd(1, 5, 6);
     }
     _tile_stored(0, space, 64);
     _tile_stored(1, space + 256, 64);
     _tile_stored(2, space + 512, 64);
-    _tile_stored(3, space + 768, 64);
 }
 
-// 16 rows from `first` with one panel, unpacked at `weights`; those before `row` or from `end` on are not stored.
-inline void amx_whole_rows(const BatonProduct& a, int64_t first, int64_t row, int64_t end, int64_t panel, const uint8_t* weights, int32_t* space) {
-    const BatonWeight& w = *a.weight;
-    const int64_t plane = plane_bytes(a.quantised.width), columns = w.num_columns;
-    const int8_t* high = a.quantised.values + first * 2 * plane;
-    const F scales = row_scales(w, panel);
+// One panel, unpacked at `weights`, with rows [row, end) in blocks of 16.
+struct WholePanel {
+    const BatonProduct& a;
+    const uint8_t* weights;
+    int64_t panel, row, end;
+    F scales;
+};
+
+// 16 rows from `first` are block `block`: those before it or behind its end are computed and not stored.
+template <typename Sum> inline void put_block(const WholePanel& p, int64_t block, int64_t first, Sum sum) {
+    const BatonProduct& a = p.a;
+    const int64_t row = p.row + 16 * block;
     const float* own = a.quantised.scales + first;
-    const bool is_whole = first >= row && first + 16 <= end && 16 * (panel + 1) <= w.num_rows && !a.bias;
-    if (is_whole && columns <= kSegment) {
-        multiply_planes(high, plane, weights, columns, space);
-        float* out = a.out.data + first * a.out.stride + 16 * panel;
-        repeat<16>(BATON_EACH(r) { store(out + r * a.out.stride, plane_sums(space, r) * (scales * all(own[r]))); });
+    if (first >= row && first + 16 <= p.end && 16 * (p.panel + 1) <= a.weight->num_rows && !a.bias) {
+        float* out = a.out.data + first * a.out.stride + 16 * p.panel;
+        repeat<16>(BATON_EACH(r) { store(out + r * a.out.stride, sum(r) * (p.scales * all(own[r]))); });
         return;
     }
-    F sums[16];
-    repeat<16>(BATON_EACH(r) { sums[r] = all(0.0f); });
-    for (int64_t start = 0; start < columns; start += kSegment) {
-        multiply_planes(high + start, plane, weights + 32 * start, columns - start < kSegment ? columns - start : kSegment, space);
-        repeat<16>(BATON_EACH(r) { sums[r] = sums[r] + plane_sums(space, r); });
-    }
     repeat<16>(BATON_EACH(r) {
-        if (first + r >= row && first + r < end) put_outputs(a, first + r, panel, sums[r] * (scales * all(own[r])));
+        if (first + r >= row && first + r < p.end) put_outputs(a, first + r, p.panel, sum(r) * (p.scales * all(own[r])));
     });
+}
+
+// Part after part of the columns, all rows each, so that a part is read from memory far away once. space: of every block.
+inline void amx_whole_panel(const WholePanel& p, int32_t* space) {
+    const int64_t plane = plane_bytes(p.a.quantised.width), columns = p.a.weight->num_columns, blocks = (p.end - p.row + 15) / 16;
+    const int64_t parts = (columns + kPartColumns - 1) / kPartColumns, part = (columns / parts + 63) & ~int64_t(63);
+    for (int64_t start = 0; start < columns; start += part) {
+        const int64_t left = columns - start, own = left < part ? left : part;
+        for (int64_t block = 0; block < blocks; block++) {
+            const int64_t first = block_start(p.row, p.end, block);
+            int32_t* sums = space + 768 * block;
+            multiply_planes(p.a.quantised.values + first * 2 * plane + start, plane, p.weights + 32 * start, own, start == 0, sums);
+            if (left == own) put_block(p, block, first, [&](int64_t r) { return plane_sums(sums, r); });
+        }
+    }
+}
+
+// Columns beyond one segment: a chain of its segments' sums.
+inline void amx_whole_segments(const WholePanel& p, int32_t* space) {
+    const int64_t plane = plane_bytes(p.a.quantised.width), columns = p.a.weight->num_columns, blocks = (p.end - p.row + 15) / 16;
+    for (int64_t block = 0; block < blocks; block++) {
+        const int64_t first = block_start(p.row, p.end, block);
+        F sums[16];
+        repeat<16>(BATON_EACH(r) { sums[r] = all(0.0f); });
+        for (int64_t start = 0; start < columns; start += kSegment) {
+            const int64_t left = columns - start;
+            multiply_planes(p.a.quantised.values + first * 2 * plane + start, plane, p.weights + 32 * start, left < kSegment ? left : kSegment, true, space);
+            repeat<16>(BATON_EACH(r) { sums[r] = sums[r] + plane_sums(space, r); });
+        }
+        put_block(p, block, first, [&](int64_t r) { return sums[r]; });
+    }
 }
 
 void amx_whole_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch) {
     const int64_t blocks = (end - row + 15) / 16, weight_bytes = plane_bytes(a.weight->num_columns) * 32;
-    scratch.reserve(static_cast<size_t>(weight_bytes) + 4096 + 2 * 64);
+    scratch.reserve(static_cast<size_t>(weight_bytes + blocks * 768 * 4) + 2 * 64);
     uint8_t* weights = scratch.take<uint8_t>(weight_bytes);
-    int32_t* space = scratch.take<int32_t>(1024);
+    int32_t* space = scratch.take<int32_t>(blocks * 768);
     if (a.weight->num_columns % 64) {  // the last tile's second half stays zero
         std::memset(weights + weight_bytes - 2048 + 512, 0, 512);
         std::memset(weights + weight_bytes - 512, 0, 512);
@@ -229,8 +265,9 @@ void amx_whole_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t pan
     shape_tiles(64);
     for (; panel < last; panel++) {
         unpack_whole(*a.weight, panel, weights);
-        for (int64_t block = 0; block < blocks; block++)
-            amx_whole_rows(a, block_start(row, end, block), row + 16 * block, end, panel, weights, space);
+        const WholePanel own = {a, weights, panel, row, end, row_scales(*a.weight, panel)};
+        if (a.weight->num_columns <= kSegment) amx_whole_panel(own, space);
+        else amx_whole_segments(own, space);
     }
     _tile_release();
 }

@@ -26,13 +26,14 @@ template <int R> inline void gather_inputs(const BatonProduct& a, int64_t row, W
     }
 }
 
+// What takes a panel's sums, in units of 256, to numbers, but for the scale of the inputs.
 inline F row_scales(const BatonWeight& w, int64_t panel) {
     const int64_t n = panel * 16, left = w.num_rows - n;
-    return left >= 16 ? load(w.row_scales + n) : load_some(w.row_scales + n, static_cast<int>(left));
+    return all(256.0f) * (left >= 16 ? load(w.row_scales + n) : load_some(w.row_scales + n, static_cast<int>(left)));
 }
 
-// What one segment adds to an output: 256 * (its sum with high bytes) + (its sum with low ones).
-inline F joined(I high, I low) { return fma(all(256.0f), to_float(high), to_float(low)) + all(0.0f); }
+// What one segment adds to an output, a 256th of it rounded down: its sum with high bytes, and with low ones.
+inline F joined(I high, I low) { return to_float(high + shift_right<8>(low)); }
 
 #if defined(BATON_AVX512)
 
