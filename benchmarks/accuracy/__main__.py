@@ -35,14 +35,19 @@ def main() -> None:
     exact = DemoModel(reference, "expanded")
     measure = Measure(exact, options.pieces)
     backend = HostBackend(options.threads)
-    models: dict[str, tuple[Any, str]] = {
-        name: (RoundedInputs(way), "expanded") for name, way in ROUNDINGS.items()
+    models: dict[str, tuple[Any, str, str]] = {
+        name: (RoundedInputs(way), "expanded", "float32") for name, way in ROUNDINGS.items()
     }
-    models[f"host kernels: {backend.description}"] = (backend, "quantized")
+    for kv_dtype in ("float32", "float16"):
+        models[f"host kernels, KV in {kv_dtype}: {backend.description}"] = (
+            backend,
+            "quantized",
+            kv_dtype,
+        )
     rows = {"float32": measure.exact}
     answers = {"float32": exact.answer(SIMPLE_QUESTION, _ANSWER_TOKENS)}
-    for name, (own_backend, weight_format) in models.items():
-        model = DemoModel(own_backend, weight_format)
+    for name, (own_backend, weight_format, kv_dtype) in models.items():
+        model = DemoModel(own_backend, weight_format, kv_dtype)
         rows[name] = measure.of(model)
         answers[name] = model.answer(SIMPLE_QUESTION, _ANSWER_TOKENS)
         print(f"  measured {name}", flush=True)

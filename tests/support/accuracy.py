@@ -45,11 +45,11 @@ class Accuracy:
 class DemoModel:
     """The demo model on one backend, its weights expanded or kept in blocks, over a pool of its own."""
 
-    def __init__(self, backend: Any, weight_format: str) -> None:
+    def __init__(self, backend: Any, weight_format: str, kv_dtype: str = "float32") -> None:
         ops.use_backend(backend)
         try:
             loaded = load_model(resolve_source(str(demo_model_path())), "float32", weight_format)
-            layout = KVLayout(BLOCK_SIZE, loaded.config.kv_groups("float32"))
+            layout = KVLayout(BLOCK_SIZE, loaded.config.kv_groups(kv_dtype))
             self._runner = ModelRunner(loaded.model, layout, allocate_pool(layout, NUM_BLOCKS))
         finally:
             ops.use_backend(reference)

@@ -126,11 +126,11 @@ inline void load_rows(const Layer& l, const Chunk& chunk, int64_t half, const Ti
     else measure<false>(tile, l.padded);
 }
 
-// A position whose V is damaged damages the scores of those who see it, as one whose K is.
+// A position whose K or V is not finite gives no number to those who see it, though its integers look like any.
 inline void join_damage(TileRows& keys, const TileRows& values) {
     for (int64_t i = 0; i < kTilePositions; i += 16) {
-        const F scales = load(values.scales + i);
-        store(keys.scales + i, load(keys.scales + i) + (scales - scales));
+        const F own = load(keys.scales + i), other = load(values.scales + i);
+        store(keys.scales + i, own + (own - own) + (other - other));
     }
 }
 

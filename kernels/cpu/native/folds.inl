@@ -96,7 +96,8 @@ inline void put_results(const Layer& l, const Fold& fold, int64_t query, int64_t
         store(own, exponential(all(sink - top)));
         sum = sum * kept[0] + own[0];
     }
-    const F by = all(sum > 0.0f ? kept[0] / sum : 0.0f);
+    // 0 where nothing was seen, no number where what was seen is damaged.
+    const F by = all(sum > 0.0f ? kept[0] / sum : sum);
     const float* values = fold.values + query * l.padded;
     int64_t d = 0;
     for (; d + 16 <= l.dim; d += 16) store(out + d, load(values + d) * by);

@@ -1,6 +1,7 @@
 """The demo model with its blocks kept, on the host kernels, beside its dequantised weights in float32.
 
-Inputs are rounded to 16 bits and 4-bit blocks to whole numbers: what that may cost is said here.
+Inputs, K and V are rounded to 16 bits and 4-bit blocks to whole numbers, as in a worker's default: what that may cost
+is said here.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LARGEST_DIVERGENCE_NATS = 1e-4
 
 @cache
 def kept_blocks() -> DemoModel:
-    return DemoModel(HostBackend(2), "quantized")
+    return DemoModel(HostBackend(2), "quantized", "float16")
 
 
 def test_a_text_is_as_probable_as_in_full_precision() -> None:
