@@ -62,7 +62,7 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
     pool = BlockPool(BlockLife(num_blocks))
     runner = ModelRunner(model.model, layout, storage, config.layers_per_range)
     send(EngineProgress("measuring the prefill rate"))
-    rate = runner.measure_prefill_rate()
+    rate = runner.measure_prefill_rate(_STEP_SECONDS)
     identity = _identity(config, model, kernels)
     root = _hash_root(config, identity)
     receiver, sender = _movers(config, pool.life, storage, layout, inbox)

@@ -22,7 +22,8 @@ from kernels import ops
 from kernels.kv_view import KVView
 from kernels.step import StepMetadata
 
-_RATE_TOKENS = (64, 256)
+_FIRST_PROBE_TOKENS = 64
+_LARGEST_PROBE_TOKENS = 2048
 _RANGES_A_MODEL = 3
 
 
@@ -81,11 +82,16 @@ class ModelRunner:
         hidden = self._model.forward(token_ids, positions, self._layer_views, metadata)
         return self._model.logits(ops.take_rows(hidden, wanted))
 
-    def measure_prefill_rate(self) -> float:
-        """Prompt tokens a second, from timed steps that write nowhere; also warms every operation up."""
+    def measure_prefill_rate(self, step_seconds: float) -> float:
+        """Prompt tokens a second in steps of about `step_seconds`; they write nowhere, and warm every operation up.
+
+        Larger steps do more tokens a second, so the rate is that of the size which the budget will have.
+        """
         limit = self._model.config.max_position
-        few, many = (min(num_tokens, limit) for num_tokens in _RATE_TOKENS)
+        few = min(_FIRST_PROBE_TOKENS, limit)
         self._timed_step(few)  # the first run of each shape pays for set-up
+        wanted = int(step_seconds * few / self._timed_step(few))
+        many = min(max(wanted, few), _LARGEST_PROBE_TOKENS, limit)
         self._timed_step(many)
         return many / min(self._timed_step(many) for _ in range(2))
 

@@ -76,9 +76,11 @@ class StepPlanner:
         return output.num_batched_tokens < self._max_tokens and len(output.items) < self._max_seqs
 
     def _num_next_tokens(self, sequence: Sequence) -> int:
-        return min(
-            sequence.num_remaining_tokens, self._max_tokens - self._output.num_batched_tokens
-        )
+        """What is left, or an equal share of it a step: a last chunk of few tokens costs nearly as much as a full one."""
+        remaining = sequence.num_remaining_tokens
+        num_steps = -(-remaining // self._max_tokens)
+        share = -(-remaining // num_steps)
+        return min(share, self._max_tokens - self._output.num_batched_tokens)
 
     def _add_item(self, sequence: Sequence, num_tokens: int) -> None:
         start = sequence.num_computed_tokens

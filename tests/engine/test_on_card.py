@@ -91,7 +91,8 @@ def engine(model: Path, **changes: Any) -> Iterator[AssembledEngine]:
 @pytest.fixture
 def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """The prefill rate is of no interest where kernels are interpreted."""
-    monkeypatch.setattr("engine.runner.model_runner._RATE_TOKENS", (1, 2))
+    monkeypatch.setattr("engine.runner.model_runner._FIRST_PROBE_TOKENS", 1)
+    monkeypatch.setattr("engine.runner.model_runner._LARGEST_PROBE_TOKENS", 2)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

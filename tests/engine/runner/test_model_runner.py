@@ -122,7 +122,7 @@ def test_measuring_the_rate_leaves_the_pool_alone(loaded: LoadedModel) -> None:
     run = PagedRun(loaded)
     run.storage.tensor[0].zero_()  # the null block is never poisoned in a real pool
     before = run.storage.tensor.clone()
-    rate = run.runner.measure_prefill_rate()
+    rate = run.runner.measure_prefill_rate(0.1)
     assert rate > 0
     assert torch.equal(run.storage.tensor, before)
 
@@ -134,4 +134,20 @@ def test_the_rate_of_a_model_shorter_than_the_probe(
     run = PagedRun(load_model(resolve_source(str(folder)), "float32", "expanded"))
     seconds = iter(range(100))
     monkeypatch.setattr(time, "perf_counter", lambda: next(seconds))
-    assert run.runner.measure_prefill_rate() == 32.0  # tokens of a step that takes one second
+    assert run.runner.measure_prefill_rate(0.1) == 32.0  # tokens of a step that takes one second
+
+
+def test_the_rate_is_measured_in_steps_of_the_length_asked_for(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of 64 tokens in half a second leads to one of 256 in two."""
+    runner = PagedRun(loaded).runner
+    sizes: list[int] = []
+
+    def timed(num_tokens: int) -> float:
+        sizes.append(num_tokens)
+        return num_tokens / 128.0
+
+    monkeypatch.setattr(runner, "_timed_step", timed)
+    assert runner.measure_prefill_rate(2.0) == 128.0
+    assert sizes == [64, 64, 256, 256, 256]
