@@ -48,11 +48,14 @@ def main() -> int:
 
 def _serve(config: EngineConfig, writer: FrontWriter, inbox: Inbox) -> int:
     writer.send(EngineProgress("loading torch"))
-    from engine.assembly import assemble  # torch takes a second to import: say so first
+    import torch  # takes a second: say so first
+
+    from engine.assembly import assemble
 
     core = assemble(config, inbox, writer.send)
     try:
-        core.run()
+        with torch.inference_mode():
+            core.run()
     finally:
         core.close()
     return 0

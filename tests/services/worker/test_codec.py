@@ -34,7 +34,10 @@ outputs = st.builds(
 
 @given(outputs)
 def test_an_output_survives_the_wire(output: ChoiceOutput) -> None:
-    assert decode_output(pb.ChoiceOutput.FromString(encode_output(output).SerializeToString())) == output
+    assert (
+        decode_output(pb.ChoiceOutput.FromString(encode_output(output).SerializeToString()))
+        == output
+    )
 
 
 @given(st.lists(outputs, min_size=1, max_size=3))
