@@ -44,7 +44,7 @@ from engine.remote.decode_side import DecodeSide
 from engine.remote.prefill_side import PrefillSide
 from engine.remote.timeline import Timeline
 from engine.report import Reporter
-from engine.runner.forward_batch import BatchItem, build_batch
+from engine.runner.forward_batch import BatchBuilder, BatchItem
 from engine.runner.model_runner import ModelRunner
 from engine.sampler.build import build_rows
 from engine.sampler.sampler import Sampler
@@ -92,6 +92,7 @@ class EngineCore:
         self._pool = pool
         self._storage = storage
         self._runner = runner
+        self._batches = BatchBuilder(config.block_size)
         self._sampler = sampler
         self._eos_token_ids = eos_token_ids
         self._receiver, self._sender = receiver, sender
@@ -244,7 +245,7 @@ class EngineCore:
             )
             for item in output.items
         ]
-        batch = build_batch(items, self._config.block_size)
+        batch = self._batches.build(items)
         listener = self._prefill_side.layers_done if self._prefill_side.num_sessions else None
         if listener is None:
             return self._runner.forward(batch, None)

@@ -1,9 +1,14 @@
-"""One step's decision as tensors: a flat batch of tokens, no padding a sequence."""
+"""One step's decision as tensors: a flat batch of tokens, no padding a sequence.
+
+`build_batch` makes any batch in fresh memory. `BatchBuilder` gives the same batches, those of pure decode steps in
+memory that it keeps: right after a step the caches hold weights, and every call into numpy or torch is dear.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +18,7 @@ from torch import Tensor
 from kernels.step import StepMetadata
 
 
-@dataclass(frozen=True, slots=True)
-class BatchItem:
+class BatchItem(NamedTuple):
     """One sequence's part of a step.
 
     token_ids: tokens to run, at positions `[start, start + len(token_ids))`.
@@ -62,6 +66,67 @@ class ForwardBatch:
             ),
             logits_rows=place(self.logits_rows),
         )
+
+
+class BatchBuilder:
+    """Builds the batches of one engine, one at a time: a batch is valid until the next call."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._decode: _DecodeMemory | None = None
+
+    def build(self, items: Sequence[BatchItem]) -> ForwardBatch:
+        """What `build_batch` answers."""
+        if not all(len(item.token_ids) == 1 and item.wants_logits for item in items):
+            return build_batch(items, self._block_size)
+        shape = (len(items), max(item.start for item in items) // self._block_size + 1)
+        if self._decode is None or self._decode.shape != shape:
+            self._decode = _DecodeMemory(*shape)
+        return self._decode.fill(items, self._block_size)
+
+
+class _DecodeMemory:
+    """Memory of steps in which each of S sequences runs one token and wants its logits."""
+
+    def __init__(self, num_sequences: int, max_blocks: int) -> None:
+        self.shape = (num_sequences, max_blocks)
+        self._rows = np.empty((3, num_sequences), dtype=np.int64)
+        self._tables = np.zeros(self.shape, dtype=np.int32)
+        self._held: list[Sequence[int]] = [()] * num_sequences  # what each row of the tables says
+        self._token_ids, self._positions, self._slots = map(torch.from_numpy, self._rows)
+        self._block_tables = torch.from_numpy(self._tables)
+        self._logits_rows = torch.arange(num_sequences)
+        self._query_start = tuple(range(num_sequences + 1))
+
+    def fill(self, items: Sequence[BatchItem], block_size: int) -> ForwardBatch:
+        """The batch of these items, over this memory."""
+        starts = [item.start for item in items]
+        slots = []
+        for row, (_, start, block_ids, _) in enumerate(items):
+            position, offset = divmod(start, block_size)
+            self._tell_blocks(row, block_ids[: position + 1], position + 1)
+            slots.append(block_ids[position] * block_size + offset)
+        self._rows[:] = [item.token_ids[0] for item in items], starts, slots
+        return ForwardBatch(
+            token_ids=self._token_ids,
+            positions=self._positions,
+            metadata=StepMetadata(
+                slot_mapping=self._slots,
+                block_tables=self._block_tables,
+                query_start=self._query_start,
+                seq_lens=tuple([start + 1 for start in starts]),
+            ),
+            logits_rows=self._logits_rows,
+        )
+
+    def _tell_blocks(self, row: int, held: Sequence[int], count: int) -> None:
+        """Make one row of the tables these blocks and 0 after them, if it is not."""
+        if self._held[row] == held:
+            return
+        assert len(held) == count, "every token of a step has a block"
+        self._tables[row, :count] = held
+        self._tables[row, count:] = 0
+        self._held[row] = held
 
 
 def build_batch(items: Sequence[BatchItem], block_size: int) -> ForwardBatch:

@@ -40,13 +40,20 @@ class Sampler:
             _put(token_ids, plain, chosen)
         for chunk in _chunks(adjusted):
             _put(token_ids, chunk, ops.argmax(_adjusted(logits, [rows[i] for i in chunk])))
-        numbers = _numbers([rows[index] for index in drawn]) if drawn else torch.empty(0)
+        if drawn:
+            self._draw_all(logits, rows, drawn, token_ids)
+        logprobs = self._logprobs(logits, rows, token_ids)
+        return [SampledToken(token_id, logprobs.get(i)) for i, token_id in enumerate(token_ids)]
+
+    def _draw_all(
+        self, logits: Tensor, rows: Sequence[SampleRow], drawn: list[int], token_ids: list[int]
+    ) -> None:
+        """Put the tokens of the rows that need a random number, by index, into `token_ids`."""
+        numbers = _numbers([rows[index] for index in drawn])
         for start, chunk in zip(range(0, len(drawn), _CHUNK_ROWS), _chunks(drawn), strict=True):
             members = [rows[index] for index in chunk]
             own_numbers = numbers[start : start + len(chunk)]
             _put(token_ids, chunk, self._draw(_adjusted(logits, members), members, own_numbers))
-        logprobs = self._logprobs(logits, rows, token_ids)
-        return [SampledToken(token_id, logprobs.get(i)) for i, token_id in enumerate(token_ids)]
 
     def _draw(self, values: Tensor, rows: list[SampleRow], numbers: Tensor) -> Tensor:
         params = [row.params for row in rows]
@@ -104,6 +111,10 @@ def _is_adjusted(row: SampleRow) -> bool:
 
 def _select(logits: Tensor, indices: list[int]) -> Tensor:
     """Rows of the logits by index: a view where they follow each other, a copy otherwise."""
+    if indices == list(
+        range(logits.shape[0])
+    ):  # (len of a tensor is a function of torch in Python)
+        return logits
     first, end = indices[0], indices[0] + len(indices)
     if indices == list(range(first, end)):
         return logits[first:end]

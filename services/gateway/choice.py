@@ -78,17 +78,17 @@ class ChoiceAssembler:
         if self.is_finished:
             return None
         delta = ChoiceDelta(self._choice)
-        token_ids = list(output.token_ids)
-        has_logprobs = bool(output.logprobs)
-        last = len(token_ids) - 1
-        hides_last = output.finish_reason == "stop" and not self._options.include_stop
+        token_ids, logprobs, finish_reason = output.token_ids, output.logprobs, output.finish_reason
+        hidden = -1  # the place of a token that leaves no text
+        if finish_reason == "stop" and not self._options.include_stop:
+            hidden = len(token_ids) - 1
         for place, token_id in enumerate(token_ids):
-            if has_logprobs:
-                delta.infos.append(TokenInfo(token_id, self._num_chars, output.logprobs[place]))
-            text = "" if hides_last and place == last else self._detokenizer.push(token_id)
+            if logprobs:
+                delta.infos.append(TokenInfo(token_id, self._num_chars, logprobs[place]))
+            text = "" if place == hidden else self._detokenizer.push(token_id)
             if self._take(delta, token_id, text):
                 return delta
-        if output.finish_reason:
+        if finish_reason:
             self._finish(delta, output)
         return delta
 

@@ -139,9 +139,13 @@ class Generation:
         try:
             while num_open:
                 outputs = await active.receive()
-                deltas = [delta for output in outputs if (delta := self._assemble(output, routed))]
+                deltas = []
+                for output in outputs:
+                    delta = self._assemble(output, routed)
+                    if delta is not None:
+                        deltas.append(delta)
+                        num_open -= bool(delta.finish_reason)
                 if deltas:
-                    num_open -= sum(1 for delta in deltas if delta.finish_reason)
                     self._metrics.stepped(deltas, self._assemblers, self.num_cached_tokens)
                     if not num_open:
                         active.close("stop string")

@@ -18,6 +18,7 @@ import uvicorn
 from core.errors import ConfigError
 from kvindex.base import PrefixIndex
 from kvindex.connect import connect_index
+from services.event_loop import loop_factory
 from services.gateway.app import create_app
 from services.gateway.config import GatewayConfig
 from services.gateway.state import GatewayState
@@ -36,7 +37,7 @@ def run_until_stopped(
     listener: socket.socket | None = None,
 ) -> None:
     """`run_gateway` on an event loop of its own: the fast one where it is installed."""
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(run_gateway(config, on_ready, listener=listener))
 
 
@@ -106,14 +107,6 @@ async def serve_gateway(
         await asyncio.gather(serving, return_exceptions=True)
         listener.close()
         await state.close()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 async def _until_started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:

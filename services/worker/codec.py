@@ -23,18 +23,34 @@ from services.rpc.v1 import baton_pb2 as pb
 
 def encode_output(output: ChoiceOutput) -> pb.ChoiceOutput:
     """The message of one choice's step."""
-    return pb.ChoiceOutput(
-        request_id=output.request_id,
-        choice=output.choice,
-        token_ids=output.token_ids,
-        logprobs=[_encode_logprobs(entry) for entry in output.logprobs],
-        finish_reason=output.finish_reason,
-        stop_token_id=output.stop_token_id,
-        error_kind=output.error_kind,
-        error_message=output.error_message,
-        num_cached_tokens=output.num_cached_tokens,
-        timestamps_ms=output.timestamps_ms,
-    )
+    message = pb.ChoiceOutput()
+    fill_output(message, output)
+    return message
+
+
+def fill_output(message: pb.ChoiceOutput, output: ChoiceOutput) -> None:
+    """Say one choice's step in an empty message, which may stand in a frame already.
+
+    Nearly every step says no more than a token, so what is empty or unset is not touched.
+    """
+    message.request_id = output.request_id
+    if output.choice:
+        message.choice = output.choice
+    message.token_ids.extend(output.token_ids)
+    for entry in output.logprobs:
+        message.logprobs.append(_encode_logprobs(entry))
+    if output.finish_reason:
+        message.finish_reason = output.finish_reason
+    if output.stop_token_id is not None:
+        message.stop_token_id = output.stop_token_id
+    if output.error_kind:
+        message.error_kind = output.error_kind
+    if output.error_message:
+        message.error_message = output.error_message
+    if output.num_cached_tokens is not None:
+        message.num_cached_tokens = output.num_cached_tokens
+    if output.timestamps_ms:
+        message.timestamps_ms.update(output.timestamps_ms)
 
 
 def decode_output(message: pb.ChoiceOutput) -> ChoiceOutput:

@@ -60,6 +60,9 @@ class FrameReader(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Deliver every frame that is complete now."""
+        if not self._buffer and _is_one_frame(data):  # nearly always: a step is written at once
+            self._on_frame(data[_LENGTH.size :])
+            return
         self._buffer += data
         start = 0
         while len(self._buffer) - start >= _LENGTH.size:
@@ -74,6 +77,11 @@ class FrameReader(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The other end is gone; a frame that was cut short is dropped."""
         self._on_end()
+
+
+def _is_one_frame(data: bytes) -> bool:
+    size = _LENGTH.size
+    return len(data) >= size and size + _LENGTH.unpack_from(data)[0] == len(data)
 
 
 class EngineClient:

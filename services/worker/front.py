@@ -15,10 +15,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
 import grpc.aio
-import msgspec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -238,15 +236,20 @@ class WorkerFront:
     def _on_step(self, step: StepDone) -> None:
         self._state.streams.deliver(step.outputs)
         # Requests that ended in this step are forgotten by now, so the load does not name them.
-        step = msgspec.structs.replace(step, load=self._named(step.load))
-        self._state.streams.note_load(step.load)
+        load = self._named(step.load)
+        self._state.streams.note_load(load)
         self._pages.note_step(step)
         if self._registration is not None:
-            self._registration.note_step(step)
+            self._registration.note_step(step, load)
 
     def _named(self, load: WorkerLoad) -> WorkerLoad:
         """The load with the requests that it counts: what the front has passed on and not yet seen
         end.
         """
-        names = (*self._state.streams.names(), *self._state.sessions.names())
-        return replace(load, named_request_ids=names)
+        return WorkerLoad(
+            load.num_running,
+            load.num_waiting,
+            load.num_free_blocks,
+            load.waiting_prefill_tokens,
+            (*self._state.streams.names(), *self._state.sessions.names()),
+        )

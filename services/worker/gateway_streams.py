@@ -24,36 +24,36 @@ from engine.messages import AbortRequest, AddRequest, ChoiceOutput, ToEngine
 from services.rpc.codec import decode_request, encode_load
 from services.rpc.status import error_kind
 from services.rpc.v1 import baton_pb2 as pb
-from services.worker.codec import encode_output
+from services.worker.codec import fill_output
 
 _log = logging.getLogger(__name__)
 
 
 class GatewayStream:
-    """What waits to be written to one gateway: outputs in order, then the latest load, then the
-    end.
+    """What waits to be written to one gateway: frames with outputs in order, then the latest load,
+    then the end.
     """
 
     def __init__(self, gateway_id: str) -> None:
         self.gateway_id = gateway_id
         self.request_ids: set[RequestId] = set()
-        self._steps: deque[pb.StepOutputs] = deque()
+        self._frames: deque[pb.WorkerFrame] = deque()
         self._load: WorkerLoad | None = None
         self._named: tuple[str, ...] = ()
         self._ended = False
         self._error: ServeError | None = None
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
 
-    def post_outputs(self, outputs: Iterable[pb.ChoiceOutput]) -> None:
-        """Queue one frame with these outputs."""
-        self._steps.append(pb.StepOutputs(outputs=outputs))
-        self._wake.set()
+    def post_frame(self, frame: pb.WorkerFrame) -> None:
+        """Queue one frame with outputs."""
+        self._frames.append(frame)
+        self._wake()
 
     def post_load(self, load: WorkerLoad) -> None:
         """Report this load with the next frames, instead of one that has not been written yet."""
         self._load = load
         self._named = load.named_request_ids
-        self._wake.set()
+        self._wake()
 
     def post_load_if_named(self, load: WorkerLoad) -> None:
         """Report this load now if it names other requests than the last report did."""
@@ -64,13 +64,15 @@ class GatewayStream:
         """End the stream once everything queued is written: cleanly, or with this error."""
         self._ended = True
         self._error = self._error or error
-        self._wake.set()
+        self._wake()
 
     async def next_frame(self) -> pb.WorkerFrame | None:
-        """The next frame to write; None at a clean end, and the error of the end otherwise."""
+        """The next frame to write; None at a clean end, and the error of the end otherwise. For one
+        reader.
+        """
         while True:
-            if self._steps:
-                return pb.WorkerFrame(step=self._steps.popleft())
+            if self._frames:
+                return self._frames.popleft()
             if self._load is not None:
                 load, self._load = self._load, None
                 return pb.WorkerFrame(load=encode_load(load))
@@ -78,8 +80,12 @@ class GatewayStream:
                 raise self._error
             if self._ended:
                 return None
-            self._wake.clear()
-            await self._wake.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 @dataclass(slots=True)
@@ -142,13 +148,17 @@ class GatewayStreams:
 
     def deliver(self, outputs: Iterable[ChoiceOutput]) -> None:
         """Hand each stream its part of an engine step, as one frame."""
-        parts: dict[GatewayStream, list[pb.ChoiceOutput]] = {}
+        frames: dict[GatewayStream, pb.WorkerFrame] = {}
         for output in outputs:
             stream = self._note_output(output)
-            if stream is not None:
-                parts.setdefault(stream, []).append(encode_output(output))
-        for stream, part in parts.items():
-            stream.post_outputs(part)
+            if stream is None:
+                continue
+            frame = frames.get(stream)
+            if frame is None:
+                frame = frames[stream] = pb.WorkerFrame()
+            fill_output(frame.step.outputs.add(), output)
+        for stream, frame in frames.items():
+            stream.post_frame(frame)
 
     def note_load(self, load: WorkerLoad) -> None:
         """Keep the load of a step; it is sent at once where it names other requests than before."""
@@ -181,7 +191,8 @@ class GatewayStreams:
             if request.model not in self.models:
                 raise ModelNotFound(f"this worker does not serve the model {request.model!r}")
         except ServeError as error:
-            stream.post_outputs(_refusals(submit.request, error))
+            refusals = pb.StepOutputs(outputs=_refusals(submit.request, error))
+            stream.post_frame(pb.WorkerFrame(step=refusals))
             return
         self._requests[request_id] = _OpenRequest(stream, set(range(request.sampling.n)))
         stream.request_ids.add(request_id)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from core.errors import ServeError
+from services.event_loop import loop_factory
 from services.rpc.status import error_kind
 from services.worker.config import WorkerConfig
 from services.worker.engine_client import ENGINE_COMMAND
@@ -36,7 +37,8 @@ def run_worker(
     engine_command: Sequence[str] = ENGINE_COMMAND,
 ) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status."""
-    return asyncio.run(_serve(config, StatusPipe(status_fd), engine_command))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_serve(config, StatusPipe(status_fd), engine_command))
 
 
 async def _serve(config: WorkerConfig, status: StatusPipe, engine_command: Sequence[str]) -> int:

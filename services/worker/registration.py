@@ -64,14 +64,14 @@ class Registration:
             self._task = asyncio.create_task(self._session.run(), name="registration")
             self._task.add_done_callback(_log_failure)
 
-    def note_step(self, step: StepDone) -> None:
-        """Pass the step's cache events and load on; a report goes out soon where it names other
-        requests.
+    def note_step(self, step: StepDone, load: WorkerLoad) -> None:
+        """Pass the step's cache events on, and the load with its requests named; a report goes out
+        soon where it names other ones.
         """
         if self._session is None:
             return
-        names_changed = step.load.named_request_ids != self._load.named_request_ids
-        self._load = step.load
+        names_changed = load.named_request_ids != self._load.named_request_ids
+        self._load = load
         self._session.accept(step.first_event_number, step.events)
         if names_changed:
             self._session.report_now()

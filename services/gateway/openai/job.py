@@ -37,16 +37,11 @@ class Job:
             "prompt_tokens_details": {"cached_tokens": num_cached},
         }
 
-    async def deltas(self) -> AsyncGenerator[list[ChoiceDelta], None]:
+    def deltas(self) -> AsyncGenerator[list[ChoiceDelta], None]:
         """What each wake-up brought, until all is done; the first error ends everything."""
         if len(self._generations) == 1:
-            async with aclosing(self._generations[0].deltas()) as deltas:
-                async for group in deltas:
-                    yield group
-            return
-        async with aclosing(self._merged()) as merged:
-            async for group in merged:
-                yield group
+            return self._generations[0].deltas()
+        return self._merged()
 
     async def collect(self) -> list[ChoiceDelta]:
         """Everything at once: one delta a choice, by index."""

@@ -1,9 +1,13 @@
 """A step as tensors: rows, slots, tables and the rows whose logits are wanted."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.runner.forward_batch import BatchItem, build_batch
+from engine.runner.forward_batch import BatchBuilder, BatchItem, ForwardBatch, build_batch
+
+BLOCK_SIZE = 4
 
 
 def test_items_lie_end_to_end() -> None:
@@ -53,3 +57,52 @@ def test_a_step_that_wants_no_logits() -> None:
 def test_a_token_without_a_block_is_our_own_mistake() -> None:
     with pytest.raises(AssertionError, match="every token of a step has a block"):
         build_batch([BatchItem([1], 16, [1], wants_logits=True)], block_size=16)
+
+
+def as_plain(batch: ForwardBatch) -> list[object]:
+    tensors = (
+        batch.token_ids,
+        batch.positions,
+        batch.metadata.slot_mapping,
+        batch.metadata.block_tables,
+        batch.logits_rows,
+    )
+    values = [(tensor.dtype, tensor.tolist()) for tensor in tensors]
+    return [*values, batch.metadata.query_start, batch.metadata.seq_lens]
+
+
+@st.composite
+def items(draw: st.DrawFn) -> BatchItem:
+    """Mostly one token more of a sequence, over blocks that other steps' sequences may hold as well."""
+    num_tokens = draw(st.sampled_from([1, 1, 1, 1, 1, 3]))
+    start = draw(st.integers(0, 20))
+    num_blocks = (start + num_tokens - 1) // BLOCK_SIZE + 1 + draw(st.integers(0, 1))
+    return BatchItem(
+        token_ids=draw(st.lists(st.integers(0, 9), min_size=num_tokens, max_size=num_tokens)),
+        start=start,
+        block_ids=draw(st.lists(st.integers(1, 3), min_size=num_blocks, max_size=num_blocks)),
+        wants_logits=draw(st.sampled_from([True, True, True, False])),
+    )
+
+
+@given(st.lists(st.lists(items(), min_size=1, max_size=3), min_size=1, max_size=6))
+def test_kept_memory_says_what_fresh_memory_says_step_after_step(
+    steps: list[list[BatchItem]],
+) -> None:
+    builder = BatchBuilder(BLOCK_SIZE)
+    for step in steps:
+        assert as_plain(builder.build(step)) == as_plain(build_batch(step, BLOCK_SIZE))
+
+
+def test_a_block_that_is_replaced_in_its_table_is_seen() -> None:
+    builder, blocks = BatchBuilder(BLOCK_SIZE), [3, 5]
+    builder.build([BatchItem([1], 5, blocks, wants_logits=True)])
+    blocks[1] = 7  # the copy of a tail that others hold too
+    batch = builder.build([BatchItem([1], 6, blocks, wants_logits=True)])
+    assert batch.metadata.block_tables.tolist() == [[3, 7]]
+    assert batch.metadata.slot_mapping.tolist() == [7 * BLOCK_SIZE + 2]
+
+
+def test_kept_memory_also_refuses_a_token_without_a_block() -> None:
+    with pytest.raises(AssertionError, match="every token of a step has a block"):
+        BatchBuilder(BLOCK_SIZE).build([BatchItem([1], 4, [1], wants_logits=True)])
