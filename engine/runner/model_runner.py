@@ -69,7 +69,7 @@ class ModelRunner:
         """
         if (
             torch.is_inference_mode_enabled()
-        ):  # as an engine's loop is: a mode of our own costs a step some 40 us
+        ):  # as in an engine's loop; a mode of our own costs some 40 us
             return self._forward(batch, on_layers)
         with torch.inference_mode():
             return self._forward(batch, on_layers)

@@ -111,9 +111,8 @@ def _is_adjusted(row: SampleRow) -> bool:
 
 def _select(logits: Tensor, indices: list[int]) -> Tensor:
     """Rows of the logits by index: a view where they follow each other, a copy otherwise."""
-    if indices == list(
-        range(logits.shape[0])
-    ):  # (len of a tensor is a function of torch in Python)
+    num_rows = logits.shape[0]
+    if indices == list(range(num_rows)):
         return logits
     first, end = indices[0], indices[0] + len(indices)
     if indices == list(range(first, end)):

@@ -76,7 +76,7 @@ class StepPlanner:
         return output.num_batched_tokens < self._max_tokens and len(output.items) < self._max_seqs
 
     def _num_next_tokens(self, sequence: Sequence) -> int:
-        """What is left, or an equal share of it a step: a last chunk of few tokens costs nearly as much as a full one."""
+        """What is left, or an equal share of it a step: a last chunk of few tokens costs nearly as much."""
         remaining = sequence.num_remaining_tokens
         num_steps = -(-remaining // self._max_tokens)
         share = -(-remaining // num_steps)
