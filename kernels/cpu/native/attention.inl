@@ -99,6 +99,19 @@ template <typename Arithmetic> void attend(const Layer& l, const StepPlan& plan,
     else attend_rows<Arithmetic>(l, plan, task, scratch);
 }
 
+// Asks for the first tile of a task that this thread will probably take next: its memory is far away when it begins.
+inline void ask_for_task(const Layer& l, const StepPlan& plan, size_t tile) {
+    if (tile >= plan.attends.size()) return;
+    const AttendTask& task = plan.attends[tile];
+    const int64_t first = task.first_chunk * kChunkPositions, length = plan.step.seq_lens[task.sequence];
+    each_run(l, first, length < first + kTilePositions ? length : first + kTilePositions, [&](int64_t, int64_t count, int64_t block, int64_t offset) {
+        for (int64_t half = 0; half < 2; half++) {
+            const char* own = slot_bytes(l, table_of(plan, task.sequence)[block], task.head, half, offset);
+            for (int64_t byte = 0; byte < count * l.dim * element_bytes(l.a.view); byte += 64) __builtin_prefetch(own + byte, 0, 2);
+        }
+    });
+}
+
 inline void run_attend(const void* arguments, int64_t, const StepPlan& plan, int64_t tile, Scratch& scratch) {
     const Layer l = layer_of(*static_cast<const BatonAttend*>(arguments), plan.step);
     const AttendTask& task = plan.attends[tile];
@@ -112,6 +125,7 @@ inline void run_attend(const void* arguments, int64_t, const StepPlan& plan, int
         return;
     }
 #endif
+    ask_for_task(l, plan, tile + plan.num_threads);
     attend<WholeAttention>(l, plan, task, scratch);
 }
 

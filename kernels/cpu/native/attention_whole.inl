@@ -53,6 +53,13 @@ inline F inverse_of(F top, float largest) { return all(largest) / larger(top, al
 struct TileRows {
     const void* rows[kTilePositions];  // halves in the pool, or floats
     float inverses[kTilePositions], scales[kTilePositions];
+    const char* ahead[kTilePositions];  // vectors of the next tile, where there is one
+    int64_t ahead_bytes;
+
+    // Asks for the next tile's vector `i`, as this tile's is taken: one at a time, or they wait for each other.
+    void ask_ahead(int64_t i) const {
+        if (ahead[i]) ask_for(ahead[i], ahead_bytes);
+    }
 };
 
 template <bool is_half> inline F part_of(const void* row, int64_t d) {
@@ -108,9 +115,8 @@ inline void load_rows(const Layer& l, const Chunk& chunk, int64_t half, const Ti
     each_run(l, queries.low > queries.first ? queries.low : queries.first, end, [&](int64_t position, int64_t count, int64_t block, int64_t offset) {
         const void** rows = tile.rows + position - queries.first;
         if (halves) {
-            const uint16_t* own = static_cast<const uint16_t*>(view.values) + chunk.table[block] * view.block_stride + chunk.head * view.head_stride +
-                                  half * view.half_stride + offset * l.dim;
-            for (int64_t i = 0; i < count; i++) rows[i] = own + i * l.dim;
+            const char* own = slot_bytes(l, chunk.table[block], chunk.head, half, offset);
+            for (int64_t i = 0; i < count; i++) rows[i] = own + 2 * i * l.dim;
             return;
         }
         for (int64_t i = 0; i < count; i++) {
@@ -121,7 +127,12 @@ inline void load_rows(const Layer& l, const Chunk& chunk, int64_t half, const Ti
         }
     });
     const int64_t next = queries.first + kTilePositions, last = chunk.end < next + kTilePositions ? chunk.end : next + kTilePositions;
-    each_run(l, next, last, [&](int64_t, int64_t count, int64_t block, int64_t offset) { ask_for_slots(l, chunk.table[block], chunk.head, half, offset, count); });
+    std::memset(tile.ahead, 0, sizeof(tile.ahead));
+    tile.ahead_bytes = l.dim * element_bytes(view);
+    each_run(l, next, last, [&](int64_t position, int64_t count, int64_t block, int64_t offset) {
+        const char* own = slot_bytes(l, chunk.table[block], chunk.head, half, offset);
+        for (int64_t i = 0; i < count; i++) tile.ahead[position - next + i] = own + i * tile.ahead_bytes;
+    });
     if (halves) measure<true>(tile, l.padded);
     else measure<false>(tile, l.padded);
 }
@@ -226,6 +237,7 @@ private:
             int16_t* out = key_rows_ + i % 16 * wide_;
             rows[i % 16] = reinterpret_cast<const float*>(out);
             const F inverse = all(tile.inverses[i]);
+            tile.ask_ahead(i);
             for (int64_t d = 0; d < l_.padded; d += 16) store_words(out + d, rounded<is_half>(tile.rows[i], d, inverse));
             for (int64_t d = l_.padded; d < wide_; d += 16) store_words(out + d, all_int(0));
             if (i % 16 != 15) continue;
@@ -236,6 +248,8 @@ private:
     template <bool is_half> void take_values(const TileRows& tile) {
         for (int64_t i = 0; i < kTilePositions; i += 2) {
             const F first = all(tile.inverses[i]), second = all(tile.inverses[i + 1]);
+            tile.ask_ahead(i);
+            tile.ask_ahead(i + 1);
             for (int64_t d = 0; d < l_.padded; d += 16)
                 store_int(values_ + i / 2 * l_.padded + d, pair_words(rounded<is_half>(tile.rows[i], d, first), rounded<is_half>(tile.rows[i + 1], d, second)));
         }

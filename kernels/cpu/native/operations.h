@@ -47,6 +47,7 @@ struct StepPlan {
     std::vector<float> partials;   // [query vectors][head_dim + 2]: values, largest score, sum
     int64_t partial_size = 0;      // head_dim + 2, padded
     int32_t num_threads = 1;
+    int64_t most_scores = 0;       // of one task: about a millisecond's, after which a thread may give its core back
 };
 
 // Rows [first, last) of a step. thread: whose own rows they are in buffers that each thread has for itself; -1: such
@@ -68,6 +69,7 @@ struct Variant {
     const char* name;
     bool (*is_supported)();
     const Operation* operations;  // [BATON_NUM_OPS]; those that are only about order have no functions
+    int64_t most_scores;          // of one attend task: query vectors times positions
 };
 
 constexpr int64_t kTilePositions = 64;     // positions folded together

@@ -63,13 +63,21 @@ private:
     std::vector<Group> groups_;
 };
 
+// Rows from position `position` on that one task takes through all their chunks: fewer where they look far back.
+int64_t task_rows(const StepPlan& plan, int64_t position, int64_t block_rows, int64_t group) {
+    const int64_t fit = std::max<int64_t>(1, plan.most_scores / ((position + block_rows) * group));
+    if (fit >= block_rows) return block_rows;
+    return fit > 16 ? fit / 16 * 16 : fit;
+}
+
 // Tasks of one sequence, one KV head: as a whole, or chunk by chunk with a merge. Chunks before `shared` are others' work.
 // Returns where its partials end.
 int64_t add_own(StepPlan& plan, AttendTask task, int64_t block_rows, int64_t group, int64_t shared, bool splits, int64_t partial) {
     const int64_t rows = plan.step.query_start[task.sequence + 1] - plan.step.query_start[task.sequence];
     const int64_t start = plan.step.seq_lens[task.sequence] - rows;
-    for (int64_t row = 0; row < rows; row += block_rows) {
-        const int64_t count = std::min(block_rows, rows - row), chunks = chunks_until(start + row + count);
+    for (int64_t row = 0, count; row < rows; row += count) {
+        count = std::min(splits || shared ? block_rows : task_rows(plan, start + row, block_rows, group), rows - row);
+        const int64_t chunks = chunks_until(start + row + count);
         task.first_row = int32_t(row);
         task.num_rows = int32_t(count);
         task.first_chunk = 0;

@@ -103,13 +103,18 @@ template <typename Body> inline void each_run(const Layer& l, int64_t first, int
     }
 }
 
-// Asks for K or V of `count` slots of a block of the next tile while this one is read: blocks lie far apart in the pool.
-inline void ask_for_slots(const Layer& l, int64_t block, int64_t head, int64_t half, int64_t offset, int64_t count) {
+inline int64_t element_bytes(const BatonKvView& view) { return view.type == BATON_KV_F32 ? 4 : view.type <= BATON_KV_BF16 ? 2 : 1; }
+
+// Where K or V of a slot lies; those of the block's next slots follow it.
+inline const char* slot_bytes(const Layer& l, int64_t block, int64_t head, int64_t half, int64_t offset) {
     const BatonKvView& view = l.a.view;
-    const int64_t element = view.type == BATON_KV_F32 ? 4 : view.type <= BATON_KV_BF16 ? 2 : 1;
     const int64_t at = block * view.block_stride + head * view.head_stride + half * view.half_stride + offset * l.dim;
-    const char* rows = static_cast<const char*>(view.values) + at * element;
-    for (int64_t byte = 0; byte < count * l.dim * element; byte += 64) __builtin_prefetch(rows + byte, 0, 3);
+    return static_cast<const char*>(view.values) + at * element_bytes(view);
+}
+
+// Asks for memory that is read soon: blocks lie far apart in the pool.
+inline void ask_for(const char* memory, int64_t bytes) {
+    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(memory + byte, 0, 3);
 }
 
 // K (half 0) or V (half 1) of positions [first, first + 64), one after the other: put(i, vector), a null pointer for
@@ -119,7 +124,7 @@ inline void each_slot(const Layer& l, const int32_t* table, int64_t head, int64_
     Cursor here(l, first), ahead(l, first + kTilePositions);
     for (int64_t i = 0; i < kTilePositions; i++, here.advance(), ahead.advance()) {
         const int64_t position = first + i;
-        if (position + kTilePositions < high) ask_for_slots(l, table[ahead.block], head, half, ahead.offset, 1);
+        if (position + kTilePositions < high) ask_for(slot_bytes(l, table[ahead.block], head, half, ahead.offset), l.dim * element_bytes(l.a.view));
         const bool is_seen = position >= low && position < high;
         put(i, is_seen ? slot_vector(l.a.view, table[here.block], head, half, here.offset, space(i)) : nullptr);
     }

@@ -60,6 +60,7 @@ Team::Team(int num_threads, const Variant& variant, Ledger* ledger) : variant_(v
     allowed_.set(ledger_ ? 1 : kAllThreads);
     for (int i = 0; i < num_threads; i++) scratch_.push_back(std::make_unique<Scratch>());
     plan_.num_threads = num_threads;
+    plan_.most_scores = variant_.most_scores;
     for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { work(i); });
 }
 

@@ -14,4 +14,4 @@ static bool is_supported() {
     constexpr int kRequestPermission = 0x1023, kTileData = 18;
     return has_tiles && has_int8 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
-extern const Variant kVariantAmx = {"amx", is_supported, kOperations};
+extern const Variant kVariantAmx = {"amx", is_supported, kOperations, 768 << 10};

@@ -2,4 +2,4 @@
 #include "kernels.inl"
 
 static bool is_supported() { return true; }
-extern const Variant kVariantPlain = {"plain", is_supported, kOperations};
+extern const Variant kVariantPlain = {"plain", is_supported, kOperations, 16 << 10};

@@ -64,6 +64,12 @@ def test_long_sequences_fold_chunk_by_chunk() -> None:
         check(replace(case, kv_dtype="float16"))
 
 
+def test_rows_that_look_far_back_are_fewer_a_task() -> None:
+    """Variants cut them differently, by what they do in a millisecond; to a row it is all the same."""
+    check(Case(((1100, 150),), head_dim=16))
+    check(Case(((1100, 150),), head_dim=16, kv_dtype="float16"))
+
+
 def test_heads_of_any_width() -> None:
     """Positions that a tile has and the sequence has not are zeros as wide as a head."""
     for head_dim in (512, 520, 1040):
