@@ -54,6 +54,7 @@ def _serve(config: EngineConfig, writer: FrontWriter, inbox: Inbox) -> int:
     from engine.assembly import assemble
 
     core = assemble(config, inbox, writer.send)
+    gc.collect()
     gc.freeze()  # what loading made lives as long as the process: each look through it holds a step up for 75 ms
     try:
         with torch.inference_mode():

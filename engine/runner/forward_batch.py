@@ -102,10 +102,10 @@ class _DecodeMemory:
         """The batch of these items, over this memory."""
         starts = [item.start for item in items]
         slots = []
-        for row, (_, start, block_ids, _) in enumerate(items):
-            position, offset = divmod(start, block_size)
-            self._tell_blocks(row, block_ids[: position + 1], position + 1)
-            slots.append(block_ids[position] * block_size + offset)
+        for row, item in enumerate(items):
+            position, offset = divmod(item.start, block_size)
+            self._tell_blocks(row, item.block_ids[: position + 1], position + 1)
+            slots.append(item.block_ids[position] * block_size + offset)
         self._rows[:] = [item.token_ids[0] for item in items], starts, slots
         return ForwardBatch(
             token_ids=self._token_ids,

@@ -111,12 +111,9 @@ def _is_adjusted(row: SampleRow) -> bool:
 
 def _select(logits: Tensor, indices: list[int]) -> Tensor:
     """Rows of the logits by index: a view where they follow each other, a copy otherwise."""
-    num_rows = logits.shape[0]
-    if indices == list(range(num_rows)):
-        return logits
     first, end = indices[0], indices[0] + len(indices)
     if indices == list(range(first, end)):
-        return logits[first:end]
+        return logits if len(indices) == logits.shape[0] else logits[first:end]
     return _take(logits, indices)
 
 

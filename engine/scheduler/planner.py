@@ -4,7 +4,7 @@ There are no phases: a prompt, a chunk of one, a decode step, a sequence whose K
 [start, end) of this sequence". Order within a step:
 
     1. running sequences that are one token from sampling (a long prompt never holds up a cadence)
-    2. running sequences in the middle of a prompt, as far as the budget goes
+    2. running sequences in the middle of a prompt, in equal chunks, as far as the budget goes
     3. unless somebody was preempted: READY sequences, then the waiting ones, in policy order
 
 A local sequence is admitted when its whole prompt and one token more fit; it takes blocks for the prompt at once, so
@@ -76,7 +76,7 @@ class StepPlanner:
         return output.num_batched_tokens < self._max_tokens and len(output.items) < self._max_seqs
 
     def _num_next_tokens(self, sequence: Sequence) -> int:
-        """What is left, or an equal share of it a step: a last chunk of few tokens costs nearly as much."""
+        """An equal share of what is left for each step that it needs: a short last chunk costs nearly a full one."""
         remaining = sequence.num_remaining_tokens
         num_steps = -(-remaining // self._max_tokens)
         share = -(-remaining // num_steps)

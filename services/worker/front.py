@@ -247,9 +247,9 @@ class WorkerFront:
         end.
         """
         return WorkerLoad(
-            load.num_running,
-            load.num_waiting,
-            load.num_free_blocks,
-            load.waiting_prefill_tokens,
-            (*self._state.streams.names(), *self._state.sessions.names()),
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_free_blocks=load.num_free_blocks,
+            waiting_prefill_tokens=load.waiting_prefill_tokens,
+            named_request_ids=(*self._state.streams.names(), *self._state.sessions.names()),
         )

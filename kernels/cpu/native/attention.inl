@@ -101,7 +101,7 @@ template <typename Arithmetic> void attend(const Layer& l, const StepPlan& plan,
 
 // Asks for the first tile of a task that this thread will probably take next: its memory is far away when it begins.
 inline void ask_for_task(const Layer& l, const StepPlan& plan, size_t tile) {
-    if (tile >= plan.attends.size()) return;
+    if (tile >= plan.attends.size() || l.a.window) return;  // under a window it would begin elsewhere
     const AttendTask& task = plan.attends[tile];
     const int64_t first = task.first_chunk * kChunkPositions, length = plan.step.seq_lens[task.sequence];
     each_run(l, first, length < first + kTilePositions ? length : first + kTilePositions, [&](int64_t, int64_t count, int64_t block, int64_t offset) {

@@ -40,14 +40,14 @@ inline void load_columns(const Bytes& b) {
 }
 
 // Adds to tiles 0 to 2 the products of 16 rows of signed `a`, 64 numbers each, with what load_columns loaded.
-template <bool is_signed> inline void multiply_columns(const Bytes& a, int64_t stride) {
+template <bool columns_are_signed> inline void multiply_columns(const Bytes& a, int64_t stride) {
     _tile_loadd(4, a.high, stride);
-    if constexpr (is_signed) _tile_dpbssd(0, 4, 6);
+    if constexpr (columns_are_signed) _tile_dpbssd(0, 4, 6);
     else _tile_dpbsud(0, 4, 6);
     _tile_loadd(5, a.high + a.plane, stride);
     _tile_dpbsud(1, 4, 7);
     _tile_dpbuud(2, 5, 7);
-    if constexpr (is_signed) _tile_dpbusd(1, 5, 6);
+    if constexpr (columns_are_signed) _tile_dpbusd(1, 5, 6);
     else _tile_dpbuud(1, 5, 6);
 }
 
@@ -212,7 +212,7 @@ private:
         return out;
     }
 
-    struct Weights {
+    struct Factors {
         F kept, factor;  // of the values folded before, and of the tile's own
     };
 
@@ -266,7 +266,7 @@ private:
     }
 
     // Scores to rounded weights; unrounded they go to the sums.
-    template <bool sees_all> Weights exponentials(const Softened& own, int64_t block, const float* value_scales) {
+    template <bool sees_all> Factors exponentials(const Softened& own, int64_t block, const float* value_scales) {
         float* scores = scores_;
         const F top = own.top;
         F sums[16], tops[4];
@@ -301,8 +301,8 @@ private:
         return {own.kept, largest * all(256.0f * kPerWeight)};
     }
 
-    void fold_values(int64_t block, const Weights& weights) {
-        const F kept = weights.kept, factor = weights.factor;
+    void fold_values(int64_t block, const Factors& factors) {
+        const F kept = factors.kept, factor = factors.factor;
         float* out = folded_ + 16 * block * l_.padded;
         load_columns(weights_);
         const int32_t* ready = sum_values(0);

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kMaxWholeDim = 256;   // 255 * 32,767 * 256 < 2^31
 constexpr float kPerVector = 1.0f / 32767.0f, kPerWeight = 1.0f / 65535.0f;
-constexpr float kLeastTop = 1e-30f;     // vectors and weights below it are zero
+constexpr float kLeastTop = 1e-30f;     // vectors and weights below it fade to zero
 constexpr float kRoundSigned = 12582912.0f, kRoundUnsigned = 8388608.0f;  // adding it leaves the nearest integer in the low bits
 
 inline bool is_whole(const Layer& l) { return l.a.view.type != BATON_KV_F32 && l.dim <= kMaxWholeDim; }
@@ -145,8 +145,9 @@ inline void join_damage(TileRows& keys, const TileRows& values) {
     }
 }
 
-// What takes a query's integer scores to what the softmax sees, but for the scale of the key.
-inline F query_scales(const BatonAttend& a, F tops) { return tops * all(kPerVector) * all(256.0f * a.scale); }
+// What takes a query's integer scores to what the softmax sees, but for the scale of the key; no number for one that is
+// not finite.
+inline F query_scales(const BatonAttend& a, F tops) { return tops * all(kPerVector) * all(256.0f * a.scale) + (tops - tops); }
 
 // sums[M][16 NV] = floor((256 * high + low)[M][2 pairs] * right[2 pairs][16 NV] / 256); put(m, v, sum).
 template <int M, int NV, typename Put> inline void whole_product(const int32_t* left, int64_t pairs, const int32_t* right, int64_t right_stride, Put put) {
@@ -192,7 +193,7 @@ class WholeAttention {
 public:
     static size_t bytes(const Layer& l, int64_t queries) {
         const int64_t wide = wide_of(l);
-        return sizeof(int32_t) * (queries * (wide + 64 + 64 + 4) + 64 * (wide / 2 + l.padded / 2 + l.padded) + 8 * wide) + 9 * 64;
+        return sizeof(int32_t) * (queries * (wide + 64 + 64 + 3) + 64 * (wide / 2 + l.padded / 2 + l.padded) + 8 * wide) + 10 * 64;
     }
 
     // queries: [count, dim].

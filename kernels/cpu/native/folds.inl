@@ -62,7 +62,8 @@ template <typename Body> inline void each_tile(const Chunk& chunk, const Sight& 
 }
 
 inline F capped(F score, float soft_cap) {
-    const F e = exponential(score * all(2.0f / soft_cap));  // tanh(z) = 1 - 2 / (exp(2 z) + 1)
+    // tanh(z) = 1 - 2 / (exp(2 z) + 1); what is no number stays none.
+    const F e = exponential_inside(smaller(all(88.0f), larger(all(-86.0f), score * all(2.0f / soft_cap))));
     return all(soft_cap) * (all(1.0f) - all(2.0f) / (e + all(1.0f)));
 }
 
@@ -96,7 +97,7 @@ inline void put_results(const Layer& l, const Fold& fold, int64_t query, int64_t
         store(own, exponential(all(sink - top)));
         sum = sum * kept[0] + own[0];
     }
-    // 0 where nothing was seen, no number where what was seen is damaged.
+    // 0 where nothing was seen, no number where the sum is none.
     const F by = all(sum > 0.0f ? kept[0] / sum : sum);
     const float* values = fold.values + query * l.padded;
     int64_t d = 0;

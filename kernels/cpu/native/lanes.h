@@ -171,7 +171,11 @@ inline I bits_of(F a) { I r; std::memcpy(r.x, a.x, 64); return r; }
 inline F from_bits(I a) { F r; std::memcpy(r.x, a.x, 64); return r; }
 inline void store_int(int32_t* p, I a) { std::memcpy(p, a.x, 64); }
 inline I load_int(const int32_t* p) { I r; std::memcpy(r.x, p, 64); return r; }
-inline void store_words(int16_t* p, I a) { for (int i = 0; i < 16; i++) p[i] = static_cast<int16_t>(a.x[i]); }
+inline void store_words(int16_t* p, I a) {  // copied, as its readers take the words by pairs
+    int16_t words[16];
+    for (int i = 0; i < 16; i++) words[i] = static_cast<int16_t>(a.x[i]);
+    std::memcpy(p, words, sizeof(words));
+}
 inline I pair_words(I a, I b) { I r; BATON_LANES(static_cast<int32_t>((a.x[i] & 0xffff) | static_cast<uint32_t>(b.x[i]) << 16)); }
 inline I add_pairs(I sum, I a, I b) {
     I r;

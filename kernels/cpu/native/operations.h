@@ -69,7 +69,7 @@ struct Variant {
     const char* name;
     bool (*is_supported)();
     const Operation* operations;  // [BATON_NUM_OPS]; those that are only about order have no functions
-    int64_t most_scores;          // of one attend task: query vectors times positions
+    int64_t most_scores;  // of one attend task: query vectors times positions
 };
 
 constexpr int64_t kTilePositions = 64;     // positions folded together

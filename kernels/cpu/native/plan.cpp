@@ -63,9 +63,9 @@ private:
     std::vector<Group> groups_;
 };
 
-// Rows from position `position` on that one task takes through all their chunks: fewer where they look far back.
-int64_t task_rows(const StepPlan& plan, int64_t position, int64_t block_rows, int64_t group) {
-    const int64_t fit = std::max<int64_t>(1, plan.most_scores / ((position + block_rows) * group));
+// Rows that one task takes through `positions` of them: fewer where these are many.
+int64_t task_rows(const StepPlan& plan, int64_t positions, int64_t block_rows, int64_t group) {
+    const int64_t fit = std::max<int64_t>(1, plan.most_scores / (positions * group));
     if (fit >= block_rows) return block_rows;
     return fit > 16 ? fit / 16 * 16 : fit;
 }
@@ -76,7 +76,8 @@ int64_t add_own(StepPlan& plan, AttendTask task, int64_t block_rows, int64_t gro
     const int64_t rows = plan.step.query_start[task.sequence + 1] - plan.step.query_start[task.sequence];
     const int64_t start = plan.step.seq_lens[task.sequence] - rows;
     for (int64_t row = 0, count; row < rows; row += count) {
-        count = std::min(splits || shared ? block_rows : task_rows(plan, start + row, block_rows, group), rows - row);
+        const int64_t positions = splits || shared ? kChunkPositions : start + row + block_rows;
+        count = std::min(task_rows(plan, positions, block_rows, group), rows - row);
         const int64_t chunks = chunks_until(start + row + count);
         task.first_row = int32_t(row);
         task.num_rows = int32_t(count);
@@ -103,8 +104,9 @@ int64_t add_own(StepPlan& plan, AttendTask task, int64_t block_rows, int64_t gro
 void add_shared(StepPlan& plan, const SharedChunks::Group& together, int32_t head, int64_t block_rows, int64_t group,
                 const std::vector<int64_t>& first_partials) {
     const auto& sequences = together.sequences;
-    for (size_t at = 0; at < sequences.size(); at += block_rows) {
-        const int32_t count = int32_t(std::min<size_t>(block_rows, sequences.size() - at)), before = int32_t(plan.members.size());
+    const size_t most = task_rows(plan, kChunkPositions, block_rows, group);
+    for (size_t at = 0; at < sequences.size(); at += most) {
+        const int32_t count = int32_t(std::min<size_t>(most, sequences.size() - at)), before = int32_t(plan.members.size());
         for (size_t i = at; i < at + count; i++) plan.members.push_back({sequences[i], first_partials[sequences[i]] + together.chunk * group});
         plan.attends.push_back({sequences[at], head, 0, count, int32_t(together.chunk), 1, 0, before, count});
     }

@@ -53,6 +53,20 @@ def test_prompts_are_cut_to_the_budget() -> None:
     assert planned(step(scheduler)[0]) == {"a": 1, "b": 1, "c": 1}
 
 
+def test_a_prompt_is_cut_into_equal_chunks() -> None:
+    """A last chunk of few tokens costs nearly a full one; what others leave of the budget is the limit."""
+    scheduler = make_scheduler(num_usable=200, max_num_batched_tokens=480)
+    add(scheduler, "a", prompt=512)
+    assert planned(step(scheduler)[0]) == {"a": 256}
+    assert planned(step(scheduler)[0]) == {"a": 256}
+    add(scheduler, "b", prompt=480)
+    add(scheduler, "c", prompt=961)
+    assert planned(step(scheduler)[0]) == {"a": 1, "b": 479}
+    assert planned(step(scheduler)[0]) == {"a": 1, "b": 1, "c": 321}
+    assert planned(step(scheduler)[0]) == {"a": 1, "b": 1, "c": 320}
+    assert planned(step(scheduler)[0]) == {"a": 1, "b": 1, "c": 320}
+
+
 def test_only_the_last_chunk_samples() -> None:
     scheduler = make_scheduler(max_num_batched_tokens=16)
     add(scheduler, "a", prompt=40)

@@ -108,7 +108,7 @@ def test_a_session_that_is_declined_gives_its_blocks_back_and_is_passed_over() -
     assert planned(step(scheduler)[0]) == {"b": 40}, "half of it, as one step cannot hold the whole"
     scheduler.unpark(first)
     scheduler.unpark(first)
-    assert scheduler.sessions_due() == [first], "16 tokens are ahead of it"
+    assert scheduler.sessions_due() == [first], "40 tokens are ahead of it"
     for session in (first, second):
         scheduler.release(session)
     assert_idle(scheduler)

@@ -16,9 +16,8 @@ from tests.support.paged_steps import Case, Step, cases
 from tests.support.poison import poisoned_memory
 
 TOLERANCE = 5e-6  # over float32 KV
-WHOLE_TOLERANCE = (
-    2e-4  # over narrower KV: 16 bits of the largest number of a vector, and of a tile's weights
-)
+# Over narrower KV: 16 bits of the largest number of a vector, and of a tile's weights.
+WHOLE_TOLERANCE = 2e-4
 
 
 def tolerance_of(case: Case) -> float:
@@ -81,12 +80,12 @@ def test_heads_of_any_width() -> None:
 
 def test_a_row_has_the_same_bits_however_its_sequence_is_cut() -> None:
     """Rows alone, in chunks and among others; threads that split the chunks of one sequence or not."""
-    cut_of(Case(((0, 1100),), head_dim=32, seed=5))
-    cut_of(Case(((0, 1100),), head_dim=64, kv_dtype="float16", seed=5))
-    cut_of(Case(((0, 1100),), head_dim=64, kv_dtype="int8_per_token_head", window=90, seed=5))
+    check_cuts(Case(((0, 1100),), head_dim=32, seed=5))
+    check_cuts(Case(((0, 1100),), head_dim=64, kv_dtype="float16", seed=5))
+    check_cuts(Case(((0, 1100),), head_dim=64, kv_dtype="int8_per_token_head", window=90, seed=5))
 
 
-def cut_of(whole: Case) -> None:
+def check_cuts(whole: Case) -> None:
     for backend in backends()[:2]:
         _, expected, step = pool_and_result(whole, backend)
         for count, end in ((1, 1100), (7, 1100), (200, 1100), (1, 1030), (64, 1024), (1, 64)):
@@ -99,11 +98,11 @@ def cut_of(whole: Case) -> None:
 
 def test_sequences_that_begin_with_the_same_blocks_get_what_each_gets_alone() -> None:
     """Whole chunks that several sequences have in common are read once: all, some or none of them, from the front."""
-    shared_by(Case(((0, 3300),), head_dim=32, seed=6))
-    shared_by(Case(((0, 3300),), head_dim=32, kv_dtype="float16", seed=6))
+    check_sharing(Case(((0, 3300),), head_dim=32, seed=6))
+    check_sharing(Case(((0, 3300),), head_dim=32, kv_dtype="float16", seed=6))
 
 
-def shared_by(case: Case) -> None:
+def check_sharing(case: Case) -> None:
     for window in (None, 1500):
         for backend in backends():
             _, _, step = pool_and_result(replace(case, window=window), backend)
@@ -137,33 +136,50 @@ def shared_by(case: Case) -> None:
                 assert_same_bits(actual[row : row + 1], alone, f"sequence {row}")
 
 
-def test_a_damaged_position_damages_those_who_see_it_and_no_other() -> None:
-    """What is no number, or infinite, in K or V: no number for all later rows, nothing new for those before."""
+def test_what_is_damaged_damages_those_who_see_it_and_no_other() -> None:
+    """No number, or an infinite one, in K, V or a query: no number for all who see it, nothing new for those before."""
     case = Case(((0, 150),), num_kv_heads=1, group_size=3, head_dim=64, kv_dtype="float16", seed=7)
-    position = 70
     for backend in backends():
-        _, expected, step = pool_and_result(case, backend)
-        block = int(step.metadata.block_tables[0, position // case.block_size])
-        for half in (0, 1):
-            for bad in (float("nan"), float("inf")):
-                slot = step.layer.values[block, 0, half, position % case.block_size]
-                kept = slot.clone()
-                slot[9] = bad
-                for rows in (150, 80):  # all rows, and those that see the position or almost do
-                    actual = backend.paged_attention(
-                        step.query[150 - rows :].contiguous(),
-                        step.layer,
-                        replace(step.metadata, query_start=(0, rows), derived={}),
-                        case.scale,
-                    )
-                    before = max(0, position - (150 - rows))
-                    assert_same_bits(actual[:before], expected[150 - rows :][:before], f"{bad}")
-                    assert actual[before:].isnan().all(), backend.description
-                slot.copy_(kept)
+        for soft_cap in (None, 5.0):
+            _, expected, step = pool_and_result(replace(case, soft_cap=soft_cap), backend)
+            for half in (0, 1):
+                for bad in (float("nan"), float("inf")):
+                    check_damage(backend, step, expected, half, bad)
+            for bad in (float("nan"), -float("inf")):
+                query = step.query.clone()
+                query[70, 1, 9] = bad
+                actual = backend.paged_attention(
+                    query, step.layer, step.metadata, case.scale, None, soft_cap
+                )
+                assert actual[70, 1].isnan().all(), backend.description
+                assert_same_bits(actual[:70], expected[:70], backend.description)
+                assert_same_bits(actual[71:], expected[71:], backend.description)
+
+
+def check_damage(backend: HostBackend, step: Step, expected: Tensor, half: int, bad: float) -> None:
+    """One number of K or V of position 70, for all rows and for those that see the position or almost do."""
+    case, position = step.case, 70
+    block = int(step.metadata.block_tables[0, position // case.block_size])
+    slot = step.layer.values[block, 0, half, position % case.block_size]
+    kept = slot.clone()
+    slot[9] = bad
+    for rows in (150, 85):
+        actual = backend.paged_attention(
+            step.query[150 - rows :].contiguous(),
+            step.layer,
+            replace(step.metadata, query_start=(0, rows), derived={}),
+            case.scale,
+            None,
+            case.soft_cap,
+        )
+        before = position - (150 - rows)
+        assert_same_bits(actual[:before], expected[150 - rows :][:before], backend.description)
+        assert actual[before:].isnan().all(), backend.description
+    slot.copy_(kept)
 
 
 def test_vectors_of_any_magnitude() -> None:
-    """Zeros, the largest halves and the smallest: a scale a vector leaves each its own 16 bits."""
+    """Zeros, the largest halves and the smallest, V and K: a scale a vector leaves each its own 16 bits."""
     case = Case(((0, 100),), num_kv_heads=1, group_size=3, head_dim=64, kv_dtype="float16", seed=8)
     for backend in backends():
         _, _, step = pool_and_result(case, backend)
@@ -173,6 +189,8 @@ def test_vectors_of_any_magnitude() -> None:
             slot = values[blocks[number // 16], 0, 1, number % 16]
             slot.copy_((slot.float() * factor).half())
         values[blocks[2], 0, 0, 5] = 0.0
+        values[blocks[3], 0, 0, 5] *= 1e-5
+        values[blocks[4], 0, 0, 5] *= 2
         actual = backend.paged_attention(step.query, step.layer, step.metadata, case.scale)
         expected = reference.paged_attention(step.query, step.layer, step.metadata, case.scale)
         largest = expected.abs().amax(dim=-1, keepdim=True)
