@@ -1,7 +1,6 @@
 """`baton chat`: a conversation with any OpenAI-compatible gateway, answer by answer as it streams.
 
-Ctrl-C stops an answer (what came so far stays in the conversation), Ctrl-D leaves, /reset begins
-anew.
+Ctrl-C stops an answer (what came so far stays in the conversation), Ctrl-D or /exit leaves, /reset begins anew.
 """
 
 from __future__ import annotations
@@ -17,7 +16,9 @@ import httpx
 from core.errors import ServeError
 
 _TIMEOUT = httpx.Timeout(connect=5.0, read=300.0, write=30.0, pool=5.0)
-_HELP = "/reset begins anew, Ctrl-C stops an answer, Ctrl-D leaves."
+_HELP = "/reset begins anew, Ctrl-C stops an answer, Ctrl-D or /exit leaves."
+_EXITS = ("/exit", "/quit")
+_IS_FULL = "/reset begins a new conversation; --max-tokens sets how long answers may be"
 
 
 class ChatError(ServeError):
@@ -52,8 +53,8 @@ class Conversation:
     model: str = ""
 
     def begin(self) -> None:
-        """Find the model and forget what was said."""
-        self.model = self.options.model or self._first_model()
+        """Find the model and forget what was said. Raises ChatError where it is not served."""
+        self.model = self._served_model()
         system = self.options.system
         self.messages = [{"role": "system", "content": system}] if system else []
 
@@ -75,17 +76,26 @@ class Conversation:
             if pieces:
                 self.messages.append({"role": "assistant", "content": "".join(pieces)})
 
-    def _first_model(self) -> str:
+    def _served_model(self) -> str:
+        url, wanted = self.options.url, self.options.model
         try:
             reply = self.client.get("/v1/models")
+        except httpx.ConnectError as error:
+            raise ChatError(
+                f"{url}: {error}; `baton up` starts a server, --url names another"
+            ) from None
         except httpx.HTTPError as error:
-            raise ChatError(f"{self.options.url}: {error}") from None
+            raise ChatError(f"{url}: {error}") from None
         if reply.status_code != httpx.codes.OK:
             raise ChatError(_reason(reply.status_code, reply.content))
-        models = reply.json()["data"]
-        if not models:
-            raise ChatError(f"{self.options.url}: no model is served there yet")
-        return str(models[0]["id"])
+        names = [str(model["id"]) for model in reply.json()["data"]]
+        if not names:
+            raise ChatError(f"{url}: no model is served there yet")
+        if wanted and wanted not in names:
+            raise ChatError(
+                f"--model: {wanted!r} is not served at {url}; served: {', '.join(names)}"
+            )
+        return wanted or names[0]
 
     def _stream(self) -> Iterator[str]:
         body: dict[str, Any] = {
@@ -99,7 +109,9 @@ class Conversation:
         try:
             with self.client.stream("POST", "/v1/chat/completions", json=body) as reply:
                 if reply.status_code != httpx.codes.OK:
-                    raise ChatError(_reason(reply.status_code, reply.read()))
+                    reason, num_said = _reason(reply.status_code, reply.read()), len(self.messages)
+                    is_full = reply.status_code == httpx.codes.BAD_REQUEST and num_said > 1
+                    raise ChatError(f"{reason} ({_IS_FULL})" if is_full else reason)
                 yield from _deltas(reply.iter_lines())
         except httpx.HTTPError as error:
             raise ChatError(f"{self.options.url}: {error}") from None
@@ -111,7 +123,10 @@ def run_chat(
     transport: httpx.BaseTransport | None = None,
     source: TextIO | None = None,
 ) -> int:
-    """Talk until the input ends. transport and source: instead of network and terminal, for tests."""
+    """Talk until the input ends; 1 where the last question got no whole answer.
+
+    transport and source: instead of network and terminal, for tests.
+    """
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     with httpx.Client(
         base_url=options.url, headers=headers, timeout=_TIMEOUT, transport=transport
@@ -119,16 +134,21 @@ def run_chat(
         conversation = Conversation(client, options)
         conversation.begin()
         print(f"{conversation.model} at {options.url}. {_HELP}")
+        is_answered = True
         for text in _inputs(source):
+            if text in _EXITS:
+                break
             if text == "/reset":
                 conversation.begin()
                 print("(a new conversation)")
+            elif text == "/help":
+                print(_HELP)
             elif text:
-                _show_answer(conversation, text)
-    return 0
+                is_answered = _show_answer(conversation, text)
+    return 0 if is_answered else 1
 
 
-def _show_answer(conversation: Conversation, text: str) -> None:
+def _show_answer(conversation: Conversation, text: str) -> bool:
     answer = conversation.answer(text)
     try:
         for piece in answer:
@@ -138,8 +158,10 @@ def _show_answer(conversation: Conversation, text: str) -> None:
         print(" [stopped]")
     except ChatError as error:
         print(f"\nbaton: {error.message}", file=sys.stderr)
+        return False
     finally:
         answer.close()
+    return True
 
 
 def _inputs(source: TextIO | None) -> Iterator[str]:

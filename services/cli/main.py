@@ -166,7 +166,10 @@ def _add_chat_flags(parser: argparse.ArgumentParser) -> None:
         "--max-tokens", type=int, default=1024, help="longest answer (default: %(default)s)."
     )
     parser.add_argument(
-        "--temperature", type=float, default=0.2, help="0 is greedy (default: %(default)s)."
+        "--temperature",
+        type=float,
+        default=0.0,
+        help="0 is greedy, what small models need (default: %(default)s).",
     )
 
 

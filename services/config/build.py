@@ -50,8 +50,8 @@ _SPELLINGS: Spellings = {
 }
 _ROLE: FieldPath = ("engine", "role")
 _COUNTS = ("prefill", "decode", "mixed")
-_LOCAL_DRAIN_S = 1.0
-"""Who presses Ctrl-C at a local cluster wants it gone, not drained."""
+_LOCAL_DEFAULTS = {"drain-timeout": 1.0}
+"""What holds for a cluster on one machine unless said otherwise: who presses Ctrl-C wants it gone, not drained."""
 _LAUNCHER_SETS: tuple[FieldPath, ...] = (
     ("worker", *_ROLE),
     ("worker", "worker_id"),
@@ -79,7 +79,10 @@ def gateway_settings() -> tuple[Setting, ...]:
 @functools.cache
 def cluster_settings() -> tuple[Setting, ...]:
     """What `baton up` and `baton serve` take: what workers and gateway take, and the counts."""
-    return tuple(settings_of(ClusterConfig, _SPELLINGS, _LAUNCHER_SETS))
+    return tuple(
+        replace(setting, default=_LOCAL_DEFAULTS.get(setting.name, setting.default))
+        for setting in settings_of(ClusterConfig, _SPELLINGS, _LAUNCHER_SETS)
+    )
 
 
 def all_setting_names() -> frozenset[str]:
@@ -128,7 +131,7 @@ def build_cluster(found: Mapping[str, Any], environment: Mapping[str, str]) -> C
 
 def _cluster_defaults(environment: Mapping[str, str]) -> dict[str, Any]:
     """What holds for a cluster on one machine where nobody says otherwise."""
-    defaults: dict[str, Any] = {"drain-timeout": _LOCAL_DRAIN_S}
+    defaults: dict[str, Any] = dict(_LOCAL_DEFAULTS)
     port = environment.get("PORT")
     if port:
         defaults["port"] = _port(port)

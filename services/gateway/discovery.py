@@ -113,7 +113,7 @@ class WorkerDirectory:
         ]
 
     def models(self) -> dict[str, ServedModel]:
-        """Models that some live worker serves, by name."""
+        """Models that some live worker serves, by name: by worker id, then in the worker's own order."""
         found: dict[str, ServedModel] = {}
         for worker in self.live_workers():
             digest = _digest(worker.info)

@@ -17,7 +17,7 @@ def health_report(state: GatewayState) -> tuple[bool, dict[str, Any]]:
     report = {
         "status": _status(state, can_decode, bool(workers)),
         "index": _index_status(state),
-        "models": sorted(state.directory.models()),
+        "models": list(state.directory.models()),
         "inflight_requests": state.num_inflight,
         "workers": [
             {

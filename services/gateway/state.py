@@ -88,12 +88,12 @@ class GatewayState:
         return metrics.render()
 
     def model_resolver(self) -> Callable[[str | None], ServedModel]:
-        """What finds the model that a request names, among those served now; works in any thread."""
+        """What finds the model that a request names, the first served one for none; works in any thread."""
         models, was_served = self.directory.models(), self.directory.was_served
 
         def resolve(name: str | None) -> ServedModel:
             if name is None and models:
-                return models[min(models)]
+                return next(iter(models.values()))
             found = models.get(name or "")
             if found is not None:
                 return found

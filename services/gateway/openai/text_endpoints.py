@@ -36,7 +36,7 @@ async def detokenize(state: GatewayState, http: HttpRequest) -> Response:
 
 def list_models(state: GatewayState) -> Response:
     """GET /v1/models."""
-    models = sorted(state.directory.models().values(), key=lambda model: model.name)
+    models = state.directory.models().values()
     return JsonResponse({"object": "list", "data": [_model_card(model) for model in models]})
 
 

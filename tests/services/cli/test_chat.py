@@ -77,8 +77,8 @@ def test_no_model_is_said_so() -> None:
 def test_a_refused_question_is_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
     gateway = ScriptedGateway()
     gateway.failure = httpx.Response(400, json={"error": {"message": "too long"}})
-    talk(gateway, "hi\nagain\n")
-    assert "baton: too long" in capsys.readouterr().err
+    assert talk(gateway, "hi\nagain\n") == 1
+    assert capsys.readouterr().err.count("baton: too long\n") == 2
     assert gateway.bodies[1]["messages"] == [{"role": "user", "content": "again"}]
 
 
@@ -92,3 +92,35 @@ def test_an_answer_that_was_stopped_stays_in_the_conversation() -> None:
         assert next(answer) == "one "
         answer.close()
         assert conversation.messages[-1] == {"role": "assistant", "content": "one "}
+
+
+def test_a_conversation_that_is_full_says_what_helps() -> None:
+    gateway = ScriptedGateway()
+    with httpx.Client(base_url="http://gateway", transport=httpx.MockTransport(gateway)) as client:
+        conversation = Conversation(client, ChatOptions("http://gateway"))
+        conversation.begin()
+        assert list(conversation.answer("hi")) == ["one ", "größe"]
+        gateway.failure = httpx.Response(400, json={"error": {"message": "too long"}})
+        with pytest.raises(ChatError, match=r"too long .*/reset.*--max-tokens"):
+            list(conversation.answer("again"))
+
+
+def test_words_that_are_commands_are_no_questions(capsys: pytest.CaptureFixture[str]) -> None:
+    gateway = ScriptedGateway()
+    assert talk(gateway, "/help\n/exit\nhi\n") == 0
+    assert gateway.bodies == []
+    assert capsys.readouterr().out.count("/reset begins anew") == 2
+
+
+def test_a_model_that_is_not_served_is_said_at_once() -> None:
+    with pytest.raises(ChatError, match=r"--model: 'x' is not served at http://gateway; served: m"):
+        talk(ScriptedGateway(), "hi\n", model="x")
+
+
+def test_nobody_at_the_address() -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("connection refused")
+
+    options = ChatOptions("http://gateway")
+    with pytest.raises(ChatError, match="refused; `baton up` starts a server, --url names another"):
+        run_chat(options, transport=httpx.MockTransport(refuse), source=io.StringIO("hi\n"))

@@ -50,13 +50,13 @@ async def test_models_are_listed_and_the_first_is_the_default():
         async with asgi_gateway(worker) as gateway:
             listed = (await gateway.client.get("/v1/models")).json()
             assert listed["object"] == "list"
-            assert [card["id"] for card in listed["data"]] == ["alias", "fake"]
+            assert [card["id"] for card in listed["data"]] == ["fake", "alias"]
             assert all(card["max_model_len"] == 2048 for card in listed["data"])
             card = (await gateway.client.get("/v1/models/fake")).json()
             assert card["object"] == "model"
             assert (await gateway.client.get("/v1/models/none")).status_code == 404
-            assert (await gateway.chat(model=None)).json()["model"] == "alias"
-            assert (await gateway.chat(model="fake")).json()["model"] == "fake"
+            assert (await gateway.chat(model=None)).json()["model"] == "fake"
+            assert (await gateway.chat(model="alias")).json()["model"] == "alias"
 
 
 async def test_several_models_each_with_its_own_tokenizer():
