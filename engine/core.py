@@ -91,8 +91,7 @@ class EngineCore:
         self._scheduler = scheduler
         self._pool = pool
         self._storage = storage
-        self._runner = runner
-        self._batches = BatchBuilder(config.block_size)
+        self._runner, self._batches = runner, BatchBuilder(config.block_size)
         self._sampler = sampler
         self._eos_token_ids = eos_token_ids
         self._receiver, self._sender = receiver, sender

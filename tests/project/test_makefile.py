@@ -24,8 +24,15 @@ def make(*arguments, **options):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=heed_signals,
         **options,
     )
+
+
+def heed_signals():
+    """Signals that whoever runs the tests ignores, as under nohup, would be ignored by what they start."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def make_environment(folder, program):
