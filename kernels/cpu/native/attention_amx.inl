@@ -31,8 +31,6 @@ struct Bytes {
     int64_t plane;
 };
 
-constexpr int64_t kSums = 3 * 256;  // [3][16][16]: high with high bytes, the two mixed products, low with low ones
-
 // Tiles 6 and 7: 64 numbers of 16 columns of `b`, high and low bytes.
 inline void load_columns(const Bytes& b) {
     _tile_loadd(6, b.high, 64);
@@ -51,29 +49,11 @@ template <bool columns_are_signed> inline void multiply_columns(const Bytes& a, 
     else _tile_dpbuud(1, 5, 6);
 }
 
-inline void start_sums() {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-}
-
-inline void put_sums(int32_t* out) {
-    _tile_stored(0, out, 64);
-    _tile_stored(1, out + 256, 64);
-    _tile_stored(2, out + 512, 64);
-}
-
-// floor(product / 256) of one row of 16 columns.
-inline F product_of(const int32_t* sums, int64_t row) {
-    auto sum = [&](int64_t plane) { return I{_mm512_load_si512(sums + 256 * plane + 16 * row)}; };
-    return to_float(shift_left<8>(sum(0)) + sum(1) + shift_right<8>(sum(2)));
-}
-
 class AmxAttention {
 public:
     static size_t bytes(const Layer& l, int64_t queries) {
         const int64_t count = blocks_of(queries) * 16, wide = wide_of(l);
-        return count * (2 * wide + sizeof(float) * (l.padded + 3)) + 64 * (2 * wide + 2 * l.padded + sizeof(float) * l.padded) + 2 * 1024 + 4 * 2 * kSums +
+        return count * (2 * wide + sizeof(float) * (l.padded + 3)) + 64 * (2 * wide + 2 * l.padded + sizeof(float) * l.padded) + 2 * 1024 + 4 * 2 * kPlaneSums +
                sizeof(float) * 64 * 16 + 2 * 1024 + 12 * 64;
     }
 
@@ -82,7 +62,7 @@ public:
         : l_(l), count_(count), blocks_(blocks_of(count)), wide_(wide_of(l)), queries_{scratch.take<uint8_t>(2 * blocks_ * 16 * wide_), blocks_ * 16 * wide_},
           keys_{scratch.take<uint8_t>(2 * 64 * wide_), 64 * wide_}, values_{scratch.take<uint8_t>(2 * 64 * l.padded), 64 * l.padded},
           weights_{scratch.take<uint8_t>(2 * 1024), 1024}, scales_(scratch.take<float>(blocks_ * 16)), largest_(scratch.take<float>(blocks_ * 16)),
-          sums_(scratch.take<float>(blocks_ * 16)), folded_(scratch.take<float>(blocks_ * 16 * l.padded)), products_(scratch.take<int32_t>(2 * kSums)),
+          sums_(scratch.take<float>(blocks_ * 16)), folded_(scratch.take<float>(blocks_ * 16 * l.padded)), products_(scratch.take<int32_t>(2 * kPlaneSums)),
           scores_(scratch.take<float>(64 * 16)), space_(scratch.take<float>(64 * l.padded)), quads_(scratch.take<uint8_t>(2 * 1024)) {
         for (int64_t block = 0; block < blocks_; block++) take_queries(queries + block * 16 * l.dim, block);
     }
@@ -116,9 +96,7 @@ private:
         const int64_t count = count_ - 16 * block < 16 ? count_ - 16 * block : 16;
         for (int64_t q = 0; q < 16; q++) {
             if (q < count) std::memcpy(own[q], queries + q * l_.dim, sizeof(float) * l_.dim);
-            I top = all_int(0);
-            for (int64_t d = 0; d < l_.padded; d += 16) top = larger(top, bits_of(absolute(load(own[q] + d))));
-            store(lanes + 16 * q, from_bits(top));
+            store(lanes + 16 * q, from_bits(largest_parts<false>(own[q], l_.padded)));
         }
         const F tops = largest_bits(lanes);
         store(scales_ + 16 * block, query_scales(l_.a, tops));
@@ -163,20 +141,17 @@ private:
 
     void fold_tile(const Chunk& chunk, const Sight& sight, const TileQueries& tile) {
         TileRows keys, values;
-        const bool halves = reads_halves(l_);
-        load_rows(l_, chunk, 0, tile, space_, keys);
-        halves ? take_keys<true>(keys) : take_keys<false>(keys);
-        load_rows(l_, chunk, 1, tile, space_, values);
-        halves ? take_values<true>(values) : take_values<false>(values);
-        join_damage(keys, values);
+        load_tile(l_, chunk, tile, space_, keys, values, [&](auto is_half) { take_keys<decltype(is_half)::value>(keys); },
+                  [&](auto is_half) { take_values<decltype(is_half)::value>(values); });
         const int64_t end = (tile.end + 15) / 16;
         for (int64_t block = tile.query / 16; block < end; block++) {
             if (block + 1 < end) ask_for_block(block + 1);
-            Softened own = look(sight, tile.first, block);
-            if (l_.a.soft_cap > 0.0f) weigh<true, false>(own, block, keys.scales);
-            else if (own.sees_all) weigh<false, true>(own, block, keys.scales);
-            else weigh<false, false>(own, block, keys.scales);
-            fold_values(block, own.sees_all ? exponentials<true>(own, block, values.scales) : exponentials<false>(own, block, values.scales));
+            const Sights sights = look(sight, tile.first, block);
+            const Tops tops = l_.a.soft_cap > 0.0f ? weigh<true, false>(sights, block, keys.scales)
+                              : sights.sees_all   ? weigh<false, true>(sights, block, keys.scales)
+                                                  : weigh<false, false>(sights, block, keys.scales);
+            fold_values(block, sights.sees_all ? exponentials<true>(sights, tops, block, values.scales)
+                                               : exponentials<false>(sights, tops, block, values.scales));
         }
     }
 
@@ -193,7 +168,7 @@ private:
     // Scores of a block with positions [16 part, 16 part + 16).
     const int32_t* score(int64_t block, int64_t part) {
         const Bytes queries = {queries_.high + 16 * block * wide_, queries_.plane};
-        int32_t* out = products_ + part % 2 * kSums;
+        int32_t* out = products_ + part % 2 * kPlaneSums;
         start_sums();
         for (int64_t d = 0; d < wide_; d += 64) {
             if (wide_ > 64 || part == 0) load_columns({queries.high + 16 * d, queries.plane});
@@ -205,7 +180,7 @@ private:
 
     // Sums of 16 dimensions' values by the weights at hand.
     const int32_t* sum_values(int64_t d) {
-        int32_t* out = products_ + d / 16 % 2 * kSums;
+        int32_t* out = products_ + d / 16 % 2 * kPlaneSums;
         start_sums();
         multiply_columns<false>({values_.high + 64 * d, values_.plane}, 64);
         put_sums(out);
@@ -216,31 +191,34 @@ private:
         F kept, factor;  // of the values folded before, and of the tile's own
     };
 
-    // Where a block's softmax over one tile stands.
-    struct Softened {
-        F low, high;  // positions that each query sees
+    // Positions of a tile that each query of a block sees.
+    struct Sights {
+        F low, high;
         bool sees_all;
-        F top, kept;  // the new top, and what the fold so far is multiplied by
         __mmask16 seen(int64_t i) const {
             const F at = all(static_cast<float>(i));
             return static_cast<__mmask16>(_mm512_cmp_ps_mask(at, low, _CMP_GE_OQ) & _mm512_cmp_ps_mask(at, high, _CMP_LT_OQ));
         }
     };
 
-    Softened look(const Sight& sight, int64_t tile, int64_t block) const {
+    Sights look(const Sight& sight, int64_t tile, int64_t block) const {
         const int64_t first = 16 * block, last = first + 15;
-        if (last < count_ && sight.of(first, tile).is_all() && sight.of(last, tile).is_all()) return {all(0.0f), all(64.0f), true, all(0.0f), all(0.0f)};
+        if (last < count_ && sight.of(first, tile).is_all() && sight.of(last, tile).is_all()) return {all(0.0f), all(64.0f), true};
         alignas(64) float lows[16], highs[16];
         for (int64_t lane = 0; lane < 16; lane++) {
             const Seen seen = first + lane < count_ ? sight.of(first + lane, tile) : Seen{0, 0};
             lows[lane] = static_cast<float>(seen.low);
             highs[lane] = static_cast<float>(seen.high);
         }
-        return {load(lows), load(highs), false, all(0.0f), all(0.0f)};
+        return {load(lows), load(highs), false};
     }
 
-    // A block's scores as the softmax takes them, position by position, and the new top of each query.
-    template <bool is_capped, bool sees_all> void weigh(Softened& own, int64_t block, const float* key_scales) {
+    struct Tops {
+        F top, kept;  // the new top of each query, and what its fold so far is multiplied by
+    };
+
+    // A block's scores as the softmax takes them, position by position.
+    template <bool is_capped, bool sees_all> Tops weigh(const Sights& sights, int64_t block, const float* key_scales) {
         const F scales = load(scales_ + 16 * block), before = load(largest_ + 16 * block);
         const float soft_cap = l_.a.soft_cap;
         float* scores = scores_;
@@ -252,21 +230,20 @@ private:
             if (part < 3) ready = score(block, part + 1);
             repeat<16>(BATON_EACH(r) {
                 const int64_t i = 16 * part + r;
-                F s = product_of(products, r) * (scales * all(key_scales[i]));
+                F s = plane_sums(products, r) * (scales * all(key_scales[i]));
                 if constexpr (is_capped) s = capped(s, soft_cap);
-                if constexpr (!sees_all) s = _mm512_mask_blend_ps(own.seen(i), all(-INFINITY), s);
+                if constexpr (!sees_all) s = _mm512_mask_blend_ps(sights.seen(i), all(-INFINITY), s);
                 store(scores + 16 * i, s);
                 tops[r % 4] = larger(tops[r % 4], s);
             });
         }
         const F top = larger(before, larger(larger(tops[0], tops[1]), larger(tops[2], tops[3])));
         store(largest_ + 16 * block, top);
-        own.top = finite_top(top);
-        own.kept = weight_of(before - own.top);
+        return {finite_top(top), weight_of(before - finite_top(top))};
     }
 
     // Scores to rounded weights; unrounded they go to the sums.
-    template <bool sees_all> Factors exponentials(const Softened& own, int64_t block, const float* value_scales) {
+    template <bool sees_all> Factors exponentials(const Sights& sights, const Tops& own, int64_t block, const float* value_scales) {
         float* scores = scores_;
         const F top = own.top;
         F sums[16], tops[4];
@@ -278,8 +255,8 @@ private:
                 w[v] = weight_of(load(scores + 16 * i) - top);
                 F scaled = w[v] * all(value_scales[i]);
                 if constexpr (!sees_all) {
-                    w[v] = _mm512_maskz_mov_ps(own.seen(i), w[v]);
-                    scaled = _mm512_maskz_mov_ps(own.seen(i), scaled);
+                    w[v] = _mm512_maskz_mov_ps(sights.seen(i), w[v]);
+                    scaled = _mm512_maskz_mov_ps(sights.seen(i), scaled);
                 }
                 store(scores + 16 * i, scaled);
                 tops[v] = larger(tops[v], scaled);
@@ -309,7 +286,7 @@ private:
         for (int64_t d = 0; d < l_.padded; d += 16, out += 256) {
             const int32_t* sums = ready;
             if (d + 16 < l_.padded) ready = sum_values(d + 16);
-            repeat<16>(BATON_EACH(r) { store(out + 16 * r, fma(load(out + 16 * r), kept, product_of(sums, r) * factor)); });
+            repeat<16>(BATON_EACH(r) { store(out + 16 * r, fma(load(out + 16 * r), kept, plane_sums(sums, r) * factor)); });
         }
     }
 

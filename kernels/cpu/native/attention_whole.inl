@@ -145,6 +145,17 @@ inline void join_damage(TileRows& keys, const TileRows& values) {
     }
 }
 
+// K and V of a tile, each taken while what its rows point to is at hand: take(std::true_type) where they are halves.
+template <typename TakeKeys, typename TakeValues>
+inline void load_tile(const Layer& l, const Chunk& chunk, const TileQueries& tile, float* space, TileRows& keys, TileRows& values, TakeKeys take_keys, TakeValues take_values) {
+    auto take = [&](auto& taker) { reads_halves(l) ? taker(std::true_type{}) : taker(std::false_type{}); };
+    load_rows(l, chunk, 0, tile, space, keys);
+    take(take_keys);
+    load_rows(l, chunk, 1, tile, space, values);
+    take(take_values);
+    join_damage(keys, values);
+}
+
 // What takes a query's integer scores to what the softmax sees, but for the scale of the key; no number for one that is
 // not finite.
 inline F query_scales(const BatonAttend& a, F tops) { return tops * all(kPerVector) * all(256.0f * a.scale) + (tops - tops); }
@@ -217,9 +228,7 @@ private:
         alignas(64) float own[kMaxWholeDim + 32] = {};
         alignas(64) float lanes[16 * 16] = {}, first[16];
         std::memcpy(own, query, sizeof(float) * l_.dim);
-        I top = all_int(0);
-        for (int64_t d = 0; d < l_.padded; d += 16) top = larger(top, bits_of(absolute(load(own + d))));
-        store(lanes, from_bits(top));
+        store(lanes, from_bits(largest_parts<false>(own, l_.padded)));
         const F tops = largest_bits(lanes);
         store(first, query_scales(l_.a, tops));
         scales_[q] = first[0];
@@ -258,12 +267,8 @@ private:
 
     void fold_tile(const Chunk& chunk, const Sight& sight, const TileQueries& tile, const Fold& fold) {
         TileRows keys, values;
-        const bool halves = reads_halves(l_);
-        load_rows(l_, chunk, 0, tile, space_, keys);
-        halves ? take_keys<true>(keys) : take_keys<false>(keys);
-        load_rows(l_, chunk, 1, tile, space_, values);
-        halves ? take_values<true>(values) : take_values<false>(values);
-        join_damage(keys, values);
+        load_tile(l_, chunk, tile, space_, keys, values, [&](auto is_half) { take_keys<decltype(is_half)::value>(keys); },
+                  [&](auto is_half) { take_values<decltype(is_half)::value>(values); });
         const int64_t count = tile.end - tile.query;
         whole_products(queries_ + tile.query * wide_, count, wide_ / 2, keys_, 64, [&](int64_t q, int64_t c, I sum) {
             store(scores_ + 64 * q + c, to_float(sum) * (all(scales_[tile.query + q]) * load(keys.scales + c)));

@@ -164,26 +164,40 @@ inline void unpack_whole(const BatonWeight& w, int64_t panel, uint8_t* out) {
     }
 }
 
-// What one segment of 16 rows adds, from the sums of planes at `space`, [16, 16] each: high with high bytes, the two mixed
-// products, low with low bytes.
-inline F plane_sums(const int32_t* space, int64_t r) {
-    auto sum = [&](int64_t at) { return I{_mm512_load_si512(space + at + 16 * r)}; };
-    return to_float(shift_left<8>(sum(0)) + sum(256) + shift_right<8>(sum(512)));
+// Sums of planes in tiles 0 to 2 and in memory, [16, 16] each: high with high bytes, the two mixed products, low with low
+// bytes.
+constexpr int64_t kPlaneSums = 3 * 256;
+
+inline void start_sums() {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+}
+
+inline void take_sums(const int32_t* sums) {
+    _tile_loadd(0, sums, 64);
+    _tile_loadd(1, sums + 256, 64);
+    _tile_loadd(2, sums + 512, 64);
+}
+
+inline void put_sums(int32_t* sums) {
+    _tile_stored(0, sums, 64);
+    _tile_stored(1, sums + 256, 64);
+    _tile_stored(2, sums + 512, 64);
+}
+
+// A row's products of 16-bit numbers, in units of 256 and rounded down.
+inline F plane_sums(const int32_t* sums, int64_t r) {
+    auto sum = [&](int64_t plane) { return I{_mm512_load_si512(sums + 256 * plane + 16 * r)}; };
+    return to_float(shift_left<8>(sum(0)) + sum(1) + shift_right<8>(sum(2)));
 }
 
 constexpr int64_t kPartColumns = 640;  // at most: a part of a panel that stays in the first cache while rows go by
 
 // The sums of planes over `columns` more columns of 16 rows; starts: they are the first.
 inline void multiply_planes(const int8_t* high, int64_t plane, const uint8_t* weights, int64_t columns, bool starts, int32_t* space) {
-    if (starts) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-    } else {
-        _tile_loadd(0, space, 64);
-        _tile_loadd(1, space + 256, 64);
-        _tile_loadd(2, space + 512, 64);
-    }
+    if (starts) start_sums();
+    else take_sums(space);
     for (int64_t k = 0; k < columns; k += 64, weights += 2048) {
         _tile_loadd(4, high + k, 2 * plane);
         _tile_loadd(6, weights, 64);
@@ -194,9 +208,7 @@ inline void multiply_planes(const int8_t* high, int64_t plane, const uint8_t* we
         _tile_dpbssd(2, 5, 7);
         _tile_dpbssd(1, 5, 6);
     }
-    _tile_stored(0, space, 64);
-    _tile_stored(1, space + 256, 64);
-    _tile_stored(2, space + 512, 64);
+    put_sums(space);
 }
 
 // One panel, unpacked at `weights`, with rows [row, end) in blocks of 16.
@@ -230,7 +242,7 @@ inline void amx_whole_panel(const WholePanel& p, int32_t* space) {
         const int64_t left = columns - start, own = left < part ? left : part;
         for (int64_t block = 0; block < blocks; block++) {
             const int64_t first = block_start(p.row, p.end, block);
-            int32_t* sums = space + 768 * block;
+            int32_t* sums = space + kPlaneSums * block;
             multiply_planes(p.a.quantised.values + first * 2 * plane + start, plane, p.weights + 32 * start, own, start == 0, sums);
             if (left == own) put_block(p, block, first, [&](int64_t r) { return plane_sums(sums, r); });
         }
@@ -255,9 +267,9 @@ inline void amx_whole_segments(const WholePanel& p, int32_t* space) {
 
 void amx_whole_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch) {
     const int64_t blocks = (end - row + 15) / 16, weight_bytes = plane_bytes(a.weight->num_columns) * 32;
-    scratch.reserve(static_cast<size_t>(weight_bytes + blocks * 768 * 4) + 2 * 64);
+    scratch.reserve(static_cast<size_t>(weight_bytes + blocks * kPlaneSums * sizeof(int32_t)) + 2 * 64);
     uint8_t* weights = scratch.take<uint8_t>(weight_bytes);
-    int32_t* space = scratch.take<int32_t>(blocks * 768);
+    int32_t* space = scratch.take<int32_t>(blocks * kPlaneSums);
     if (a.weight->num_columns % 64) {  // the last tile's second half stays zero
         std::memset(weights + weight_bytes - 2048 + 512, 0, 512);
         std::memset(weights + weight_bytes - 512, 0, 512);
