@@ -4,9 +4,10 @@
 them.
 """
 
+import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,23 @@ def pytest_configure(config: pytest.Config) -> None:
         from kernels.cpu.binding import use_library
 
         use_library(path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Nothing is collected while a failure is written down.
+
+    The report parses source. Until Python 3.13 a parse inside a parse (a finalizer that warns, or whose traceback is
+    printed, run by a collection) breaks the outer one with "AST constructor recursion depth mismatch"; pytest then
+    ends as a whole and never names the test that failed.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)
