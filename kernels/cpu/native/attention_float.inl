@@ -46,11 +46,35 @@ template <typename Right> inline void multiply(const float* left, int64_t left_s
         product_columns<1>(left, left_stride, count, [&](int64_t k) { return right(k) + c; }, K, out + c, out_stride, kept);
 }
 
-// Scores as the softmax takes them, in place; returns their largest by lane.
-inline F weigh_scores(const BatonAttend& a, float* scores, Seen seen) {
+// K and V of a tile's 64 positions: keys [dim, 64], a pointer to [padded] floats a position. In `damage` 0, or no number
+// where either is not finite; such a V is put as zeros in `space` [64, padded], so that it harms only those who see it.
+inline void set_damage_apart(const float* keys, int64_t dim, int64_t padded, const float** values, float* space, float* damage) {
+    alignas(64) float lanes[16 * 16];
+    for (int64_t first = 0; first < kTilePositions; first += 16) {
+        F own = all(0.0f);
+        for (int64_t d = 0; d < dim; d++) own = fma(load(keys + 64 * d + first), all(0.0f), own);
+        for (int64_t i = 0; i < 16; i++) {
+            F sum = all(0.0f);
+            for (int64_t d = 0; d < padded; d += 16) sum = fma(load(values[first + i] + d), all(0.0f), sum);
+            store(lanes + 16 * i, sum);
+        }
+        store(damage + first, own + sum_rows(lanes));
+    }
+    for (int64_t i = 0; i < kTilePositions; i++) {
+        if (damage[i] == 0.0f) continue;
+        std::memset(space + i * padded, 0, sizeof(float) * padded);
+        values[i] = space + i * padded;
+    }
+}
+
+// Scores as the softmax takes them, in place; returns their largest by lane. One that is not finite is no number.
+inline F weigh_scores(const BatonAttend& a, float* scores, const float* damage, Seen seen) {
     const F scale = all(a.scale);
     F s[4];
-    repeat<4>(BATON_EACH(v) { s[v] = load(scores + 16 * v) * scale; });
+    repeat<4>(BATON_EACH(v) {
+        s[v] = load(scores + 16 * v) * scale;
+        s[v] = s[v] + ((s[v] - s[v]) + load(damage + 16 * v));
+    });
     if (a.soft_cap > 0.0f) repeat<4>(BATON_EACH(v) { s[v] = capped(s[v], a.soft_cap); });
     if (!seen.is_all()) repeat<4>(BATON_EACH(v) { s[v] = where_seen(seen, 16 * v, s[v], -INFINITY); });
     repeat<4>(BATON_EACH(v) { store(scores + 16 * v, s[v]); });
@@ -69,12 +93,12 @@ inline F exponentials(float* scores, float top) {
 
 // Scores [count, 64] of queries from `first` to weights, each of which sees something. kept: what the values folded so
 // far are to be multiplied by, a number a query.
-inline void soften(const BatonAttend& a, float* scores, int64_t first, int64_t count, const Sight& sight, int64_t tile, const Fold& fold, float* kept) {
+inline void soften(const BatonAttend& a, float* scores, const float* damage, int64_t first, int64_t count, const Sight& sight, int64_t tile, const Fold& fold, float* kept) {
     alignas(64) float lanes[16 * 16] = {}, tops[16];
     for (int64_t start = 0; start < count; start += 16) {
         const int n = static_cast<int>(count - start < 16 ? count - start : 16);
         float *own = scores + 64 * start, *largest = fold.largest + first + start, *sums = fold.sums + first + start;
-        for (int r = 0; r < n; r++) store(lanes + 16 * r, weigh_scores(a, own + 64 * r, sight.of(first + start + r, tile)));
+        for (int r = 0; r < n; r++) store(lanes + 16 * r, weigh_scores(a, own + 64 * r, damage, sight.of(first + start + r, tile)));
         const F before = load_some(largest, n), top = larger(before, largest_rows(lanes));
         const F by = exponential_of_negative(before - top);
         store(tops, top);
@@ -106,9 +130,11 @@ private:
         const float *values[kTilePositions], *keys = keys_;
         load_keys(l_, chunk.table, chunk.head, tile.first, tile.low, chunk.end, key_space_, keys_);
         load_values(l_, chunk.table, chunk.head, tile.first, tile.low, chunk.end, value_space_, values);
+        alignas(64) float damage[kTilePositions];
+        set_damage_apart(keys, l_.dim, l_.padded, values, value_space_, damage);
         const int64_t q = tile.query, count = tile.end - q;
         multiply(queries_ + q * l_.dim, l_.dim, count, [keys](int64_t k) { return keys + 64 * k; }, l_.dim, scores_, 64, 64, nullptr);
-        soften(l_.a, scores_, q, count, sight, tile.first, fold, kept_);
+        soften(l_.a, scores_, damage, q, count, sight, tile.first, fold, kept_);
         multiply(scores_, 64, count, [&values](int64_t k) { return values[k]; }, kTilePositions, fold.values + q * l_.padded, l_.padded, l_.padded, kept_);
     }
 

@@ -29,9 +29,6 @@ inline F weight_of(F x) {
     return p * from_bits(shift_left<23>(bits_of(shifted)));
 }
 
-// A top that scores can be taken relative to, where a query has seen nothing yet.
-inline F finite_top(F top) { return larger(all(-3e38f), top); }
-
 // Of 16 vectors at `lanes`, the largest of each as bits, so that infinities and what is no number come before all else.
 inline F largest_bits(const float* lanes) {
 #if defined(BATON_AVX512)

@@ -67,12 +67,16 @@ inline F capped(F score, float soft_cap) {
     return all(soft_cap) * (all(1.0f) - all(2.0f) / (e + all(1.0f)));
 }
 
+// A top that scores can be taken relative to, where a query has seen nothing yet; what is no number stays none.
+inline F finite_top(F top) { return larger(all(-3e38f), top); }
+
 // Folds the partial `next` into `fold`.
 inline void merge_folds(const Fold& fold, const Fold& next, int64_t query, int64_t padded) {
     const float largest = fold.largest[query] > next.largest[query] ? fold.largest[query] : next.largest[query];
+    const F top = finite_top(all(largest));
     float kept[16], added[16];
-    store(kept, exponential(all(fold.largest[query] - largest)));
-    store(added, exponential(all(next.largest[query] - largest)));
+    store(kept, exponential_of_negative(all(fold.largest[query]) - top));
+    store(added, exponential_of_negative(all(next.largest[query]) - top));
     fold.largest[query] = largest;
     fold.sums[query] = fold.sums[query] * kept[0] + next.sums[query] * added[0];
     float* values = fold.values + query * padded;
@@ -91,10 +95,11 @@ inline void start_fold(const Fold& fold, int64_t queries, int64_t padded) {
 inline void put_results(const Layer& l, const Fold& fold, int64_t query, int64_t head, float* out) {
     float largest = fold.largest[query], sum = fold.sums[query], kept[16] = {1.0f};
     if (l.a.sinks) {
-        const float sink = l.a.sinks[head], top = largest > sink ? largest : sink;
+        const float sink = l.a.sinks[head];
+        const F top = finite_top(all(largest > sink ? largest : sink));
         float own[16];
-        store(kept, exponential(all(largest - top)));
-        store(own, exponential(all(sink - top)));
+        store(kept, exponential_of_negative(all(largest) - top));
+        store(own, exponential_of_negative(all(sink) - top));
         sum = sum * kept[0] + own[0];
     }
     // 0 where nothing was seen, no number where the sum is none.

@@ -333,13 +333,13 @@ inline F exponential_inside(F x) {
 
 // exp(x); 0 below -86, as for x = 88 above it.
 inline F exponential(F x) {
-    const F inside = exponential_inside(smaller(larger(x, all(-86.0f)), all(88.0f)));
+    const F inside = exponential_inside(smaller(all(88.0f), larger(all(-86.0f), x)));
     return where_less(x, all(-86.0f), all(0.0f), inside);
 }
 
 // The same for x that is not above 0.
 inline F exponential_of_negative(F x) {
-    return where_less(x, all(-86.0f), all(0.0f), exponential_inside(larger(x, all(-86.0f))));
+    return where_less(x, all(-86.0f), all(0.0f), exponential_inside(larger(all(-86.0f), x)));
 }
 
 inline F sigmoid_times(F x, F gate) { return x / (all(1.0f) + exponential(all(0.0f) - gate)); }

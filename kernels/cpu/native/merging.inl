@@ -9,7 +9,7 @@ inline void merge_vector(const BatonMergePartials& a, int64_t rows, int64_t vect
     float largest = -INFINITY, total = 0.0f;
     std::memset(merged, 0, sizeof(float) * size);
     for (int64_t p = 0; p < a.num_partials; p++) {
-        const float log_sum = a.log_sums[p * vectors + vector], higher = log_sum > largest ? log_sum : largest;
+        const float log_sum = a.log_sums[p * vectors + vector], higher = log_sum <= largest ? largest : log_sum;
         if (higher == -INFINITY) continue;
         const float kept = first_lane(exponential_of_negative(all(largest - higher)));
         const float added = first_lane(exponential_of_negative(all(log_sum - higher)));

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from hypothesis import given
 from torch import Tensor
@@ -136,9 +137,10 @@ def check_sharing(case: Case) -> None:
                 assert_same_bits(actual[row : row + 1], alone, f"sequence {row}")
 
 
-def test_what_is_damaged_damages_those_who_see_it_and_no_other() -> None:
+@pytest.mark.parametrize("kv_dtype", ["float16", "float32"])
+def test_what_is_damaged_damages_those_who_see_it_and_no_other(kv_dtype: str) -> None:
     """No number, or an infinite one, in K, V or a query: no number for all who see it, nothing new for those before."""
-    case = Case(((0, 150),), num_kv_heads=1, group_size=3, head_dim=64, kv_dtype="float16", seed=7)
+    case = Case(((0, 150),), num_kv_heads=1, group_size=3, head_dim=64, kv_dtype=kv_dtype, seed=7)
     for backend in backends():
         for soft_cap in (None, 5.0):
             _, expected, step = pool_and_result(replace(case, soft_cap=soft_cap), backend)
@@ -154,6 +156,20 @@ def test_what_is_damaged_damages_those_who_see_it_and_no_other() -> None:
                 assert actual[70, 1].isnan().all(), backend.description
                 assert_same_bits(actual[:70], expected[:70], backend.description)
                 assert_same_bits(actual[71:], expected[71:], backend.description)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float16", "float32"])
+def test_damage_in_one_chunk_outlives_the_merge_with_others(kv_dtype: str) -> None:
+    case = Case(((2200, 1),), num_kv_heads=1, group_size=3, head_dim=64, kv_dtype=kv_dtype, seed=8)
+    for backend in backends():
+        for position in (5, 1500, 2200):
+            _, _, step = pool_and_result(case, backend)
+            block = int(step.metadata.block_tables[0, position // case.block_size])
+            step.layer.values[block, 0, 0, position % case.block_size, 3] = float("nan")
+            actual = backend.paged_attention(
+                step.query, step.layer, step.metadata, case.scale, None
+            )
+            assert actual.isnan().all(), f"{backend.description}, position {position}"
 
 
 def check_damage(backend: HostBackend, step: Step, expected: Tensor, half: int, bad: float) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels import reference
-from tests.support.host_kernels import examples, on_every_variant
+from tests.support.host_kernels import assert_same_bits, backends, examples, on_every_variant
 from tests.support.poison import poisoned_memory
 
 TOLERANCE = 2e-6
@@ -52,6 +53,19 @@ def test_one_partial_is_itself_and_ranges_that_saw_nothing_change_no_bit() -> No
         log_sums = torch.cat([(log_sum, nothing)[i] for i in order])
         both = on_every_variant(lambda b, o=outputs, s=log_sums: b.merge_partials(o, s))  # type: ignore[misc]
         assert torch.equal(both, output[0])
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+def test_a_log_sum_that_is_no_number_leaves_none(damaged: int) -> None:
+    """Wherever it stands, and only in its own row."""
+    outputs, log_sums = torch.randn(3, 2, 1, 20), torch.randn(3, 2, 1)
+    healthy = on_every_variant(lambda backend: backend.merge_partials(outputs, log_sums))
+    log_sums[damaged, 1] = math.nan
+    for backend in backends():
+        ours = backend.merge_partials(outputs, log_sums)
+        assert_same_bits(ours[0], healthy[0], backend.description)
+        assert bool(ours[1].isnan().all()), backend.description
+    assert bool(reference.merge_partials(outputs, log_sums)[1].isnan().all())
 
 
 def test_the_fold_is_left_in_the_order_given() -> None:
