@@ -17,47 +17,53 @@ from collections.abc import Sequence
 from crc32c import crc32c
 
 from core.errors import TransferError
-from core.kv_layout import KVLayout
+from core.kv_layout import KVLayout, Run
 from kvtransfer.counters import TransferCounters
 from kvtransfer.events import BlockAcknowledged, PostEvent, SendFailed, SessionDrained
 from kvtransfer.session import SendSession, SessionKey, SourceBlock
 from kvtransfer.transports.runs import RunAnswer, RunHeader
 
+MAX_RUN_BYTES = 1 << 20
+"""Most bytes that a run of several blocks carries, so that sessions take turns."""
+
 
 class OutgoingRun:
-    """One run on its way out: its name, its place in the session, and its bytes in the pool."""
+    """One run on its way out: its name, and the layers of some blocks that it carries."""
 
-    __slots__ = ("first_layer", "group", "num_layers", "number", "payload", "position",
-                 "session", "valid_slots")  # fmt: skip
+    __slots__ = ("first_layer", "group", "num_layers", "number", "place", "session", "sources")
 
     def __init__(
         self,
         number: int,
         session: OutgoingSession,
         group: int,
-        source: SourceBlock,
+        sources: Sequence[SourceBlock],
         layers: tuple[int, int],
-        payload: memoryview,
+        place: Run,
     ) -> None:
         self.number = number
         self.session = session
         self.group = group
-        self.position = source.position
-        self.valid_slots = source.valid_slots
+        self.sources = sources
         self.first_layer, self.num_layers = layers
-        self.payload = payload
+        self.place = place  # inside each block
 
-    def header(self) -> RunHeader:
-        """What announces the run. Reads the payload for its checksum."""
-        payload = self.payload
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it carries."""
+        return self.place.num_bytes * len(self.sources)
+
+    def header(self, payload: memoryview) -> RunHeader:
+        """What announces a run of one block. Reads the payload for its checksum."""
+        (source,) = self.sources
         return RunHeader(
             *self.session.key,
             0,  # rank
             self.group,
-            self.position,
+            source.position,
             self.first_layer,
             self.num_layers,
-            self.valid_slots,
+            source.valid_slots,
             len(payload),
             crc32c(payload),
             self.number,
@@ -138,10 +144,18 @@ class Outbox:
     """All open sessions of a sender, by destination."""
 
     def __init__(
-        self, pool: memoryview, layout: KVLayout, post: PostEvent, counters: TransferCounters
+        self,
+        pool: memoryview,
+        layout: KVLayout,
+        post: PostEvent,
+        counters: TransferCounters,
+        *,
+        max_run_blocks: int = 1,
     ) -> None:
+        """max_run_blocks: most blocks that one run may carry."""
         self.lanes: dict[str, Lane] = {}
         self.counters = counters
+        self._max_run_blocks = max_run_blocks
         self._pool = pool
         self._layout = layout
         self._post = post
@@ -168,20 +182,28 @@ class Outbox:
         first_layer: int,
         num_layers: int,
     ) -> None:
-        """Queue runs, one a block; ignored when the session is over."""
+        """Queue runs; ignored when the session is over."""
         session = self._sessions.get(key)
         if session is None or session.is_failed:
             return
-        run_place = self._layout.layer_run(group, first_layer, num_layers)
+        place = self._layout.layer_run(group, first_layer, num_layers)
         layers = (first_layer, num_layers)
-        runs: list[OutgoingRun] = []
         for source in blocks:
             self._note_block(session, group, source.position)
-            start = source.block * self._layout.block_bytes + run_place.offset_bytes
-            payload = self._pool[start : start + run_place.num_bytes]
-            self._num_runs += 1
-            runs.append(OutgoingRun(self._num_runs, session, group, source, layers, payload))
+        size = max(1, min(self._max_run_blocks, MAX_RUN_BYTES // place.num_bytes))
+        parts = [blocks[start : start + size] for start in range(0, len(blocks), size)]
+        runs = [
+            OutgoingRun(number, session, group, sources, layers, place)
+            for number, sources in enumerate(parts, self._num_runs + 1)
+        ]
+        self._num_runs += len(runs)
         session.lane.enqueue(session, runs)
+
+    def payload(self, run: OutgoingRun) -> memoryview:
+        """The bytes of a run of one block, in the pool."""
+        (source,) = run.sources
+        start = source.block * self._layout.block_bytes + run.place.offset_bytes
+        return self._pool[start : start + run.place.num_bytes]
 
     def answered(self, key: SessionKey, answer: RunAnswer, refusal: str) -> None:
         """D has spoken about a run of a session; unknown runs are ignored.
@@ -241,12 +263,13 @@ class Outbox:
 
     def _acknowledge(self, session: OutgoingSession, run: OutgoingRun) -> None:
         whole = (1 << len(self._layout.groups[run.group].layers)) - 1
-        place = (run.group, run.position)
-        before = session.acknowledged_layers[place]
-        after = before | ((1 << run.num_layers) - 1) << run.first_layer
-        session.acknowledged_layers[place] = after
-        if after == whole and before != whole:
-            session.num_unacknowledged_blocks -= 1
-            self.counters.blocks_outstanding -= 1
-            self.counters.blocks_acknowledged_total += 1
-            self._post(BlockAcknowledged(*session.key, *place))
+        arrived = ((1 << run.num_layers) - 1) << run.first_layer
+        for source in run.sources:
+            place = (run.group, source.position)
+            before = session.acknowledged_layers[place]
+            after = session.acknowledged_layers[place] = before | arrived
+            if after == whole and before != whole:
+                session.num_unacknowledged_blocks -= 1
+                self.counters.blocks_outstanding -= 1
+                self.counters.blocks_acknowledged_total += 1
+                self._post(BlockAcknowledged(*session.key, *place))

@@ -13,8 +13,8 @@ from crc32c import crc32c
 
 from kvtransfer.events import SessionComplete
 from kvtransfer.session import SendSession, SessionKey
+from kvtransfer.transports.links import wire
 from kvtransfer.transports.runs import RunHeader
-from kvtransfer.transports.tcp import wire
 from tests.kvtransfer.harness import Pair, Transfer, pair
 
 HELLO = wire.pack_hello(wire.Hello(wire.PROTOCOL_VERSION, "test"))

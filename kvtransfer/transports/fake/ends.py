@@ -134,8 +134,9 @@ class FakeSender:
             return
         run = lane.take()
         self._counters.sent_runs_total += 1
-        self._counters.sent_bytes_total += len(run.payload)
-        self._network.carry(link, RunPacket(run.header(), bytes(run.payload)))
+        self._counters.sent_bytes_total += run.num_bytes
+        payload = self.outbox.payload(run)
+        self._network.carry(link, RunPacket(run.header(payload), bytes(payload)))
 
     def take_answer(self, link: FakeLink, answer: AnswerPacket) -> None:
         """The receiver has spoken."""

@@ -1,34 +1,22 @@
-"""D's end of tcp: a listener and one mover thread that writes what arrives into the pool."""
+"""D's end of tcp: what arrives is read straight into the pool."""
 
 from __future__ import annotations
 
-import logging
-import selectors
-import threading
-import time
+import socket
+from typing import Any
 
 from core.blocks import BlockLife
-from core.errors import TransferError
-from core.ids import SessionId
 from core.kv_layout import KVLayout
 from kvtransfer.config import TransferConfig
 from kvtransfer.counters import TransferCounters
 from kvtransfer.events import PostEvent
-from kvtransfer.session import ReceiveSession
 from kvtransfer.transports.intake import Intake
-from kvtransfer.transports.tcp import sockets, wire
-from kvtransfer.transports.tcp.inbound import InboundLink
-from kvtransfer.transports.tcp.wakeup import Wakeup
-
-logger = logging.getLogger(__name__)
-
-MAX_STRANGERS = 128
-"""Connections without an accepted session; further ones are closed at once."""
-
-_CHECK_STRANGERS_SECONDS = 0.5
+from kvtransfer.transports.links.receiver import LinkReceiver
+from kvtransfer.transports.tcp import sockets
+from kvtransfer.transports.tcp.inbound import TcpInbound
 
 
-class TcpReceiver:
+class TcpReceiver(LinkReceiver):
     """`transports.base.Receiver` over tcp."""
 
     def __init__(
@@ -39,137 +27,11 @@ class TcpReceiver:
         post: PostEvent,
         config: TransferConfig,
     ) -> None:
-        self._counters = TransferCounters()
-        self._intake = Intake(life, pool, layout, post, self._counters)
-        self._config = config
-        self._hello = wire.Hello(wire.PROTOCOL_VERSION, config.worker_name)
-        self._listener = sockets.listen(config.data_host)
-        self._address = sockets.address_of(self._listener)
-        self._wakeup = Wakeup()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wakeup, selectors.EVENT_READ)
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._links: set[InboundLink] = set()
-        self._is_stopping = False
-        self._thread = threading.Thread(target=self._run, name="kv-receiver", daemon=False)
-        self._thread.start()
+        intake = Intake(life, pool, layout, post, TransferCounters())
+        listener = sockets.listen(config.data_host)
+        super().__init__("tcp", intake, listener, sockets.address_of(listener), _tuned, config)
 
-    @property
-    def kind(self) -> str:
-        """The transport's name in offers."""
-        return "tcp"
 
-    @property
-    def addresses(self) -> list[str]:
-        """Where senders reach this end."""
-        return [self._address]
-
-    @property
-    def counters(self) -> TransferCounters:
-        """Live counters of this end."""
-        return self._counters
-
-    def expect(self, session: ReceiveSession) -> None:
-        """See `Receiver.expect`."""
-        self._intake.expect(session)
-
-    def forget(self, session: SessionId, attempt: int) -> None:
-        """See `Receiver.forget`."""
-        self._intake.forget(session, attempt)
-
-    def close(self) -> None:
-        """See `Receiver.close`."""
-        self._is_stopping = True
-        self._wakeup.signal()
-        self._thread.join()
-
-    # ---- mover thread
-
-    def _run(self) -> None:
-        try:
-            while not self._is_stopping:
-                self._turn()
-        except Exception:
-            logger.exception("kv receiver stopped by a fault of its own")
-        finally:
-            self._shut()
-
-    def _turn(self) -> None:
-        num_strangers = sum(not link.is_trusted for link in self._links)
-        timeout_s = _CHECK_STRANGERS_SECONDS if num_strangers else None
-        for key, mask in self._selector.select(timeout_s):
-            if isinstance(key.data, InboundLink):
-                self._serve(key.data, mask)
-            elif key.fileobj is self._listener:
-                self._accept(num_strangers)
-            else:
-                self._wakeup.drain()
-        if num_strangers:
-            self._drop_slow_strangers(time.monotonic())
-
-    def _accept(self, num_strangers: int) -> None:
-        try:
-            sock, address = self._listener.accept()
-        except OSError as error:  # aborted meanwhile, or no descriptor left
-            logger.warning("kv receiver cannot accept: %s", error)
-            time.sleep(0.001)
-            return
-        if num_strangers >= MAX_STRANGERS:
-            self._counters.refused_connections_total += 1
-            sock.close()
-            return
-        sockets.tune(sock)
-        deadline_s = time.monotonic() + self._config.connect_timeout_s
-        link = InboundLink(sock, self._intake, self._hello, self._counters, deadline_s)
-        self._links.add(link)
-        self._selector.register(sock, selectors.EVENT_READ, link)
-        logger.debug("kv receiver: connection from %s", address)
-
-    def _serve(self, link: InboundLink, mask: int) -> None:
-        try:
-            if mask & selectors.EVENT_READ:
-                link.read()
-            link.flush()
-        except OSError as error:
-            self._lose(link, error)
-        except TransferError as error:
-            self._refuse(link, error)
-        else:
-            events = selectors.EVENT_READ if link.may_read else 0
-            events |= selectors.EVENT_WRITE if link.has_answers else 0
-            if self._selector.get_key(link.sock).events != events:
-                self._selector.modify(link.sock, events, link)
-
-    def _lose(self, link: InboundLink, error: OSError) -> None:
-        logger.debug("kv receiver: connection of %s ended: %s", link.peer_name, error)
-        if link.is_trusted:
-            self._counters.connections_lost_total += 1
-        self._drop(link)
-
-    def _refuse(self, link: InboundLink, error: TransferError) -> None:
-        logger.warning("kv receiver refused %s: %s", link.peer_name or "a stranger", error)
-        self._counters.refused_connections_total += 1
-        try:
-            link.flush()
-        except OSError:
-            pass
-        self._drop(link)
-
-    def _drop_slow_strangers(self, now_s: float) -> None:
-        for link in [x for x in self._links if not x.is_trusted and x.deadline_s < now_s]:
-            self._refuse(link, TransferError("showed no session in time"))
-
-    def _drop(self, link: InboundLink) -> None:
-        self._selector.unregister(link.sock)
-        self._links.discard(link)
-        link.close()
-
-    def _shut(self) -> None:
-        for link in list(self._links):
-            self._drop(link)
-        if not self._is_stopping:
-            self._intake.fail_all(TransferError("the receiver of this worker stopped"))
-        self._selector.close()
-        self._listener.close()
-        self._wakeup.close()
-        self._intake.close()
+def _tuned(sock: socket.socket, *arguments: Any) -> TcpInbound:
+    sockets.tune(sock)
+    return TcpInbound(sock, *arguments)

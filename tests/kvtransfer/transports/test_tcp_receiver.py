@@ -17,7 +17,7 @@ from kvtransfer.events import (
     ReceiveFailed,
     RunAdmitted,
 )
-from kvtransfer.transports.tcp import wire
+from kvtransfer.transports.links import wire
 from tests.kvtransfer.harness import FAST
 from tests.kvtransfer.tcp_peers import (
     HELLO,

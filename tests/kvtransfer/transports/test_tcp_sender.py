@@ -25,7 +25,7 @@ from kvtransfer.events import (
     SessionDrained,
 )
 from kvtransfer.session import SendSession, SourceBlock
-from kvtransfer.transports.tcp import wire
+from kvtransfer.transports.links import wire
 from kvtransfer.transports.tcp.sender import TcpSender
 from tests.kvtransfer.harness import FAST
 from tests.kvtransfer.tcp_peers import (

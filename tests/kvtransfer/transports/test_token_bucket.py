@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from kvtransfer.transports.tcp.token_bucket import MAX_LIMITED_SLICE_BYTES, TokenBucket
+from kvtransfer.transports.links.token_bucket import MAX_LIMITED_SLICE_BYTES, TokenBucket
 
 
 def send_for(

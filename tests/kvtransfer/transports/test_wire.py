@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from core.errors import TransferError
 from core.ids import SessionId
+from kvtransfer.transports.links import wire
+from kvtransfer.transports.links.wire import Answer, FrameKind, Hello
 from kvtransfer.transports.runs import RunHeader
-from kvtransfer.transports.tcp import wire
-from kvtransfer.transports.tcp.wire import Answer, FrameKind, Hello
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 sessions = st.builds(SessionId, st.integers(0, 2**63 - 1))

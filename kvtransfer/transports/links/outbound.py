@@ -15,14 +15,15 @@ import selectors
 import socket
 from collections import deque
 from enum import Enum, auto
+from typing import Protocol
 
 from core.errors import PeerLost, TransferError, TransferTimeout
 from kvtransfer.config import TransferConfig
 from kvtransfer.session import SessionKey
+from kvtransfer.transports.links import wire
+from kvtransfer.transports.links.wire import Answer, FrameKind
 from kvtransfer.transports.outbox import Lane, Outbox, OutgoingRun, OutgoingSession
 from kvtransfer.transports.runs import RunAnswer
-from kvtransfer.transports.tcp import sockets, wire
-from kvtransfer.transports.tcp.wire import Answer, FrameKind
 
 _ANSWER_BUFFER_BYTES = wire.ANSWER_BYTES * 2048
 _MAX_BUFFERS = 64
@@ -39,25 +40,57 @@ class LinkState(Enum):
 
 
 class _Piece:
-    """Bytes that wait for the socket: a frame, or the payload of a run."""
+    """Bytes that wait for the socket: a frame, or the payload of a run.
 
-    __slots__ = ("is_payload", "run", "view")
+    is_begun: whether something of its run, or of the frame, is on the wire.
+    is_last: whether its run is sent with it.
+    """
 
-    def __init__(self, view: memoryview, run: OutgoingRun | None, *, is_payload: bool) -> None:
+    __slots__ = ("is_begun", "is_last", "run", "view")
+
+    def __init__(
+        self, view: memoryview, run: OutgoingRun | None = None, *, is_begun: bool = False
+    ) -> None:
         self.view = view
         self.run = run
-        self.is_payload = is_payload
+        self.is_begun = is_begun
+        self.is_last = False
+
+
+class OutboundCarrier(Protocol):
+    """What one kind of connection does in its own way, on P's end."""
+
+    def connect(self, address: str) -> socket.socket:
+        """A non-blocking socket on its way to a receiver.
+
+        Raises OSError when trying again may help, TransferError when it will not.
+        """
+        ...
+
+    def greet(self, sock: socket.socket, hello: bytes) -> None:
+        """Send the first bytes."""
+        ...
+
+    def pieces(self, run: OutgoingRun) -> list[memoryview]:
+        """What goes over the connection for a run, in order; read until it is sent."""
+        ...
 
 
 class OutboundLink:
     """The connection to one receiver. Belongs to the sender's mover thread; raises nothing."""
 
     def __init__(
-        self, lane: Lane, outbox: Outbox, config: TransferConfig, selector: selectors.BaseSelector
+        self,
+        lane: Lane,
+        outbox: Outbox,
+        carrier: OutboundCarrier,
+        config: TransferConfig,
+        selector: selectors.BaseSelector,
     ) -> None:
         self.lane = lane
         self.state = LinkState.IDLE
         self._outbox = outbox
+        self._carrier = carrier
         self._config = config
         self._selector = selector
         self._hello = wire.Hello(wire.PROTOCOL_VERSION, config.worker_name)
@@ -149,8 +182,7 @@ class OutboundLink:
             if piece.run is None or piece.run.session is not session:
                 kept.append(piece)
             elif piece.run is begun:
-                if piece.is_payload:
-                    piece.view = memoryview(bytes(piece.view))
+                piece.view = memoryview(bytes(piece.view))
                 kept.append(piece)
         self._out = kept
         self._out_bytes = sum(len(piece.view) for piece in kept)
@@ -174,7 +206,7 @@ class OutboundLink:
 
     def _connect(self, now_s: float) -> None:
         try:
-            self._sock = sockets.start_connect(self.lane.address)
+            self._sock = self._carrier.connect(self.lane.address)
         except OSError as error:
             self._lose(error, now_s)
         except TransferError as error:
@@ -191,7 +223,7 @@ class OutboundLink:
         if error_number:
             raise ConnectionError(error_number, "cannot connect")
         self.state = LinkState.GREETING
-        self._sock.send(wire.pack_hello(self._hello))  # the first bytes: the buffer has room
+        self._carrier.greet(self._sock, wire.pack_hello(self._hello))  # the buffer has room
         self._selector.modify(self._sock, selectors.EVENT_READ, self)
 
     def _lose(self, error: Exception, now_s: float) -> None:
@@ -278,11 +310,17 @@ class OutboundLink:
             session = self.lane.next_session()
             if session.key not in self._opened:
                 self._opened.add(session.key)
-                self._append(_frame_piece(wire.pack_open(session.key, session.secret), None))
+                frame = wire.pack_open(session.key, session.secret)
+                self._append(_Piece(memoryview(frame)))
                 continue
-            run = self.lane.take()
-            self._append(_frame_piece(wire.pack_run(run.header()), run))
-            self._append(_Piece(run.payload, run, is_payload=True))
+            self._append_run(self.lane.take())
+
+    def _append_run(self, run: OutgoingRun) -> None:
+        views = self._carrier.pieces(run)
+        pieces = [_Piece(view, run, is_begun=index > 0) for index, view in enumerate(views)]
+        pieces[-1].is_last = True
+        for piece in pieces:
+            self._append(piece)
 
     def _append(self, piece: _Piece) -> None:
         self._out.append(piece)
@@ -302,25 +340,22 @@ class OutboundLink:
         while self._out and num_bytes >= len(self._out[0].view):
             piece = self._out.popleft()
             num_bytes -= len(piece.view)
-            if piece.is_payload and piece.run is not None:
-                self._outbox.counters.sent_runs_total += 1
-                self._outbox.counters.sent_bytes_total += len(piece.run.payload)
+            if piece.is_last and piece.run is not None:
+                self._outbox.counters.sent_runs_total += len(piece.run.sources)
+                self._outbox.counters.sent_bytes_total += piece.run.num_bytes
         if num_bytes:
             self._out[0].view = self._out[0].view[num_bytes:]
+            self._out[0].is_begun = True
 
     def _begun_run(self) -> OutgoingRun | None:
         """The run of which some bytes, but not all, are on the wire."""
         if not self._out:
             return None
         first = self._out[0]
-        return first.run if first.is_payload or len(first.view) < wire.FRAME_BYTES else None
+        return first.run if first.is_begun else None
 
     def _set_blocked(self, is_blocked: bool) -> None:
         assert self._sock is not None
         self._is_blocked = is_blocked
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if is_blocked else 0)
         self._selector.modify(self._sock, events, self)
-
-
-def _frame_piece(frame: bytes, run: OutgoingRun | None) -> _Piece:
-    return _Piece(memoryview(frame), run, is_payload=False)

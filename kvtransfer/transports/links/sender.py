@@ -1,0 +1,198 @@
+"""P's end of all connections of one kind: one mover thread that sends what is pushed.
+
+The engine thread only queues commands; everything else, the outbox included, belongs to the mover.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from core.errors import TransferError
+from core.ids import SessionId
+from kvtransfer.config import TransferConfig
+from kvtransfer.counters import TransferCounters
+from kvtransfer.events import PostEvent, SendFailed, SessionDrained
+from kvtransfer.session import SendSession, SessionKey, SourceBlock
+from kvtransfer.transports.links.outbound import OutboundCarrier, OutboundLink
+from kvtransfer.transports.links.token_bucket import TokenBucket
+from kvtransfer.transports.links.wakeup import Wakeup
+from kvtransfer.transports.outbox import Outbox
+
+logger = logging.getLogger(__name__)
+
+SEND_BATCH_BYTES = 1024 * 1024
+"""What one connection may send before the others have a turn, where no rate is set."""
+
+
+class LinkSender:
+    """`transports.base.Sender` over connections; `_carrier` knows what is special about their kind."""
+
+    def __init__(
+        self,
+        kind: str,
+        outbox: Outbox,
+        carrier: OutboundCarrier,
+        post: PostEvent,
+        config: TransferConfig,
+    ) -> None:
+        """outbox: owned from now on, by the mover thread."""
+        self._kind = kind
+        self._counters = outbox.counters
+        self._post = post
+        self._config = config
+        self._outbox = outbox
+        self._carrier = carrier
+        self._bucket = TokenBucket(config.link_rate_bytes_s)
+        self._open_keys: set[SessionKey] = set()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wakeup = Wakeup()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
+        self._links: dict[str, OutboundLink] = {}
+        self._is_stopping = False
+        self._lock = threading.Lock()  # orders the last command before the end of the mover
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="kv-sender", daemon=False)
+        self._thread.start()
+
+    @property
+    def kind(self) -> str:
+        """The transport's name in offers."""
+        return self._kind
+
+    @property
+    def counters(self) -> TransferCounters:
+        """Live counters of this end."""
+        return self._counters
+
+    # ---- engine thread
+
+    def open(self, session: SendSession) -> None:
+        """See `Sender.open`."""
+        assert session.key not in self._open_keys, f"session {session.key} is open already"
+        self._open_keys.add(session.key)
+        if not self._command(partial(self._take_open, session)):
+            self._post(SendFailed(*session.key, TransferError("the sender has ended")))
+
+    def push(
+        self,
+        session: SessionId,
+        attempt: int,
+        group: int,
+        blocks: Sequence[SourceBlock],
+        first_layer: int,
+        num_layers: int,
+    ) -> None:
+        """See `Sender.push`."""
+        key = (session, attempt)
+        self._command(
+            partial(self._outbox.push, key, group, tuple(blocks), first_layer, num_layers)
+        )
+
+    def close_session(self, session: SessionId, attempt: int) -> None:
+        """See `Sender.close_session`."""
+        key = (session, attempt)
+        if key not in self._open_keys:
+            return
+        self._open_keys.discard(key)
+        if not self._command(partial(self._take_close, key)):
+            self._post(SessionDrained(session, attempt))
+
+    def close(self) -> None:
+        """See `Sender.close`."""
+        self._is_stopping = True
+        self._wakeup.signal()
+        self._thread.join()
+
+    def _command(self, command: Callable[[], None]) -> bool:
+        """Hand a command to the mover; False when there is no mover any more."""
+        with self._lock:
+            if self._is_over:
+                return False
+            self._commands.append(command)
+        self._wakeup.signal()
+        return True
+
+    # ---- mover thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                self._turn()
+        except Exception:
+            logger.exception("kv sender stopped by a fault of its own")
+        finally:
+            self._shut()
+
+    def _turn(self) -> None:
+        for key, mask in self._selector.select(self._timeout_s()):
+            if isinstance(key.data, OutboundLink):
+                key.data.handle(mask, time.monotonic())
+            else:
+                self._wakeup.drain()
+        while self._commands:
+            self._commands.popleft()()
+        self._serve_links(time.monotonic())
+
+    def _timeout_s(self) -> float | None:
+        """How long nothing can happen by itself; None when that is for ever."""
+        now_s = time.monotonic()
+        waits_s = [
+            link.wait_until_s - now_s
+            for link in self._links.values()
+            if link.wait_until_s is not None
+        ]
+        if any(link.can_send for link in self._links.values()):
+            waits_s.append(self._bucket.wait_s(now_s))
+        return max(0.0, min(waits_s)) if waits_s else None
+
+    def _serve_links(self, now_s: float) -> None:
+        """A turn for each link, as far as the rate allows; the next round begins with another."""
+        max_bytes = self._bucket.slice_bytes if self._bucket.is_limited else SEND_BATCH_BYTES
+        for address, link in list(self._links.items()):
+            link.advance(now_s)
+            if link.is_unused:
+                del self._links[address], self._outbox.lanes[address]
+            elif link.can_send and self._bucket.wait_s(now_s) <= 0:
+                self._bucket.spend(link.send(max_bytes, now_s))
+                if self._bucket.is_limited:
+                    self._links[address] = self._links.pop(address)
+
+    def _take_open(self, session: SendSession) -> None:
+        lane = self._outbox.open(session)
+        if lane.address not in self._links:
+            link = OutboundLink(lane, self._outbox, self._carrier, self._config, self._selector)
+            self._links[lane.address] = link
+
+    def _take_close(self, key: SessionKey) -> None:
+        session = self._outbox.find(key)
+        link = self._links.get(session.lane.address) if session else None
+        if session is not None and link is not None:
+            link.detach(session)
+        self._outbox.close_session(key)
+
+    def _shut(self) -> None:
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+        with self._lock:
+            self._is_over = True
+        if not self._is_stopping:
+            self._end_sessions()
+        self._outbox.close()
+        self._selector.close()
+        self._wakeup.close()
+
+    def _end_sessions(self) -> None:
+        """After a fault of our own: what is owed an event gets it."""
+        while self._commands:
+            self._commands.popleft()()
+        for lane in self._outbox.lanes.values():
+            for session in lane.sessions.values():
+                self._outbox.fail(session, TransferError("the sender of this worker stopped"))
