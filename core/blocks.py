@@ -24,6 +24,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Protocol
 
 from core.ids import BlockId, Generation, SessionId
 
@@ -40,6 +41,16 @@ class BlockState(IntEnum):
 
 
 _WRITABLE = (BlockState.RESERVED, BlockState.FILLING)
+
+
+class Generations(Protocol):
+    """A number for each block, which may lie where other processes read it."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, block: int, /) -> int: ...
+
+    def __setitem__(self, block: int, generation: int, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,9 +73,11 @@ class BlockLife:
     may be called from any thread.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, generations: Generations | None = None) -> None:
+        """generations: where each block's generation is kept, all 0; other processes may read it there."""
+        assert generations is None or len(generations) == num_blocks, "one generation a block"
         self._state = [BlockState.FREE] * num_blocks
-        self._generation = [0] * num_blocks
+        self._generation: Generations = [0] * num_blocks if generations is None else generations
         self._writers = [0] * num_blocks
         self._live_permits: set[Permit] = set()
         self._lock = threading.Lock()

@@ -29,15 +29,13 @@ from engine.kvcache.storage import Storage, allocate_pool
 from engine.loading.load import LoadedModel, load_model
 from engine.loading.sources import resolve_source
 from engine.messages import EngineProgress, EngineReady, ToFront, TransportOffer
+from engine.movers import make_movers
 from engine.runner.model_runner import ModelRunner
 from engine.sampler.sampler import Sampler
 from engine.scheduler.config import SchedulerConfig
 from engine.scheduler.scheduler import Scheduler
 from kernels import ops
 from kernels.backends import BackendChoice, choose_backend
-from kvtransfer.config import TransferConfig
-from kvtransfer.transports.tcp.receiver import TcpReceiver
-from kvtransfer.transports.tcp.sender import TcpSender
 
 _EPOCH_BITS = 63
 _STEP_SECONDS = 0.2
@@ -59,13 +57,13 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
     num_blocks = _num_blocks(config, layout, max_model_len)
     send(EngineProgress(f"allocating {num_blocks} blocks of {layout.block_bytes} bytes"))
     storage = _allocate(layout, num_blocks, device)
-    pool = BlockPool(BlockLife(num_blocks))
+    pool = BlockPool(BlockLife(num_blocks, storage.memory.generations))
     runner = ModelRunner(model.model, layout, storage, config.layers_per_range)
     send(EngineProgress("measuring the prefill rate"))
     rate = runner.measure_prefill_rate(_STEP_SECONDS)
     identity = _identity(config, model, kernels)
     root = _hash_root(config, identity)
-    receiver, sender = _movers(config, pool.life, storage, layout, inbox)
+    receivers, senders = make_movers(config, pool.life, storage, layout, inbox.post)
     core = EngineCore(
         config=config,
         inbox=inbox,
@@ -78,8 +76,8 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
         runner=runner,
         sampler=Sampler(),
         eos_token_ids=frozenset(model.eos_token_ids),
-        receiver=receiver,
-        sender=sender,
+        receivers=receivers,
+        senders=senders,
     )
     send(
         EngineReady(
@@ -89,7 +87,7 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
             hash_root=root,
             num_blocks=pool.num_usable,
             max_model_len=max_model_len,
-            transports=[TransportOffer(receiver.kind, receiver.addresses)],
+            transports=[TransportOffer(kind, [address]) for kind, address in receivers.offers],
             bundle=model.bundle,
             rates=WorkerRates(prefill_tokens_per_s=rate),
             kernels=kernels.description,
@@ -127,16 +125,6 @@ def _allocate(layout: KVLayout, num_blocks: int, device: torch.device) -> Storag
     if device.type == "cpu":
         return allocate_pool(layout, num_blocks)
     return allocate_device_pool(layout, num_blocks, device)
-
-
-def _movers(
-    config: EngineConfig, life: BlockLife, storage: Storage, layout: KVLayout, inbox: Inbox
-) -> tuple[TcpReceiver, TcpSender]:
-    transfer = TransferConfig(
-        data_host=config.data_host, link_rate_bytes_s=config.link_rate_bytes_s
-    )
-    receiver = TcpReceiver(life, storage.buffer, layout, inbox.post, transfer)
-    return receiver, TcpSender(storage.buffer, layout, inbox.post, transfer)
 
 
 def _use_kernels(

@@ -49,6 +49,9 @@ class EngineConfig:
     core_ledger: file through which the workers on a machine share its cores; `auto` is one for each user, `none` makes
         every worker use all its threads whatever others do.
     data_host: address the data endpoint listens on.
+    ipc_dir: directory in which workers of this host find each other to hand KV over in shared memory (`--ipc-dir`);
+        `auto` is one for each user, `none` leaves only tcp.
+    shm_checksums: whether KV in shared memory is checked by CRC-32C, as it is over tcp.
     link_rate_bytes_s: limit of what this worker sends over data links, 0 for none (`--link-rate`).
     session_lease_ms: how long P keeps a session that nobody renews.
     prefill_timeout_ms: how long D waits for a sign of life of one prefill attempt before it gives the attempt up.
@@ -76,6 +79,8 @@ class EngineConfig:
     num_threads: int = 0
     core_ledger: str = "auto"
     data_host: str = "127.0.0.1"
+    ipc_dir: str = "auto"
+    shm_checksums: bool = False
     link_rate_bytes_s: float = 0.0
     session_lease_ms: int = 30_000
     prefill_timeout_ms: int = 30_000
@@ -102,6 +107,8 @@ class EngineConfig:
         _check_least("num-threads", self.num_threads, 0)
         if not self.core_ledger:
             raise ConfigError("--core-ledger: '' must be `auto`, `none` or a file")
+        if not self.ipc_dir:
+            raise ConfigError("--ipc-dir: '' must be `auto`, `none` or a directory")
         _check_least("link-rate", self.link_rate_bytes_s, 0)
         _check_least("session-lease-ms", self.session_lease_ms, 1)
         _check_least("prefill-timeout-ms", self.prefill_timeout_ms, 1)

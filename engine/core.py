@@ -60,7 +60,7 @@ from kvtransfer.events import (
     SessionDrained,
     WriterLeft,
 )
-from kvtransfer.transports.base import Receiver, Sender
+from kvtransfer.transports.choice import Receivers, Senders
 
 _IDLE_WAIT_S = 0.25
 
@@ -82,8 +82,8 @@ class EngineCore:
         runner: ModelRunner,
         sampler: Sampler,
         eos_token_ids: frozenset[int],
-        receiver: Receiver,
-        sender: Sender,
+        receivers: Receivers,
+        senders: Senders,
     ) -> None:
         self._config = config
         self._inbox = inbox
@@ -94,16 +94,16 @@ class EngineCore:
         self._runner, self._batches = runner, BatchBuilder(config.block_size)
         self._sampler = sampler
         self._eos_token_ids = eos_token_ids
-        self._receiver, self._sender = receiver, sender
+        self._receivers, self._senders = receivers, senders
         self._outbox = Outbox()
         self._deadlines: list[tuple[float, RequestId]] = []
         self._stop_at_ms: float | None = None
         self._decode_side = DecodeSide(
-            config, layout, scheduler, pool, storage, receiver, send, self._relay
+            config, layout, scheduler, pool, storage, receivers, send, self._relay
         )
-        self._prefill_side = PrefillSide(scheduler, storage, sender, send, identity, layout)
+        self._prefill_side = PrefillSide(scheduler, storage, senders, send, identity, layout)
         self._reporter = Reporter(
-            scheduler, pool, self._decode_side, self._prefill_side, receiver, sender
+            scheduler, pool, self._decode_side, self._prefill_side, receivers, senders
         )
         self._handlers: dict[type, Callable[[Any], None]] = {
             AddRequest: self._add_request,
@@ -159,8 +159,8 @@ class EngineCore:
 
     def close(self) -> None:
         """Stop the movers and let go of the pool."""
-        self._receiver.close()
-        self._sender.close()
+        self._receivers.close()
+        self._senders.close()
         self._storage.close()
 
     def check_integrity(self) -> None:

@@ -174,7 +174,6 @@ class PrefillGranted(msgspec.Struct, frozen=True, tag=True):
     session_id: SessionId
     attempt: int
     first_missing_block: list[int]
-    transport: str
 
 
 class PrefillDeclined(msgspec.Struct, frozen=True, tag=True):
@@ -305,7 +304,6 @@ class GrantPrefill(msgspec.Struct, frozen=True, tag=True):
     session_id: SessionId
     attempt: int
     first_missing_block: list[int]
-    transport: str
 
 
 class DeclinePrefill(msgspec.Struct, frozen=True, tag=True):

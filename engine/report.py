@@ -11,7 +11,7 @@ from engine.messages import ChoiceOutput, EngineStats, StepDone
 from engine.remote.decode_side import DecodeSide
 from engine.remote.prefill_side import PrefillSide
 from engine.scheduler.scheduler import Scheduler
-from kvtransfer.transports.base import Receiver, Sender
+from kvtransfer.transports.choice import Receivers, Senders
 
 _SIGN_OF_LIFE_MS = 1000.0
 """An engine that has nothing to tell says so this often: its front takes longer silence for a stopped engine."""
@@ -26,15 +26,15 @@ class Reporter:
         pool: BlockPool,
         decode_side: DecodeSide,
         prefill_side: PrefillSide,
-        receiver: Receiver,
-        sender: Sender,
+        receivers: Receivers,
+        senders: Senders,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
         self._decode_side = decode_side
         self._prefill_side = prefill_side
-        self._receiver = receiver
-        self._sender = sender
+        self._receivers = receivers
+        self._senders = senders
         self._last = EngineStats()
         self._told_at_ms = 0.0
         self.last_event_number = 0
@@ -65,7 +65,7 @@ class Reporter:
     def _stats(self) -> EngineStats:
         scheduler, pool, sessions = self._scheduler, self._pool, self._decode_side.counters
         totals = scheduler.counters
-        received, sent = self._receiver.counters, self._sender.counters
+        received, sent = self._receivers.counters, self._senders.counters
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,

@@ -15,6 +15,9 @@ class TransferConfig:
 
     worker_name: how this side names itself in the handshake, for the peer's messages and ours.
     data_host: address that the data endpoint listens on, and that senders are told.
+    ipc_dir: directory that workers of this host share; KV is handed over in shared memory where
+        both ends reach it. "" for never.
+    shm_checksums: whether runs in shared memory bear a checksum, as those over tcp do.
     link_rate_bytes_s: limit of what this worker sends over all data links, 0 for none
         (`--link-rate`).
     max_connect_failures: failures of a peer's connection in a row, without one answer between,
@@ -25,6 +28,8 @@ class TransferConfig:
 
     worker_name: str = ""
     data_host: str = "127.0.0.1"
+    ipc_dir: str = ""
+    shm_checksums: bool = False
     link_rate_bytes_s: float = 0.0
     max_connect_failures: int = 4
     connect_timeout_s: float = 5.0

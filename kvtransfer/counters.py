@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 
 
 @dataclass(slots=True)
@@ -36,3 +37,9 @@ class TransferCounters:
     connections_lost_total: int = 0
     blocks_acknowledged_total: int = 0
     blocks_outstanding: int = 0
+
+    @classmethod
+    def sum_of(cls, counters: Iterable[TransferCounters]) -> TransferCounters:
+        """All of them as one, as of now."""
+        all_counters = list(counters)
+        return cls(*(sum(getattr(c, field.name) for c in all_counters) for field in fields(cls)))

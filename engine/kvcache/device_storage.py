@@ -34,6 +34,7 @@ from core.kv_layout import KVLayout
 from engine.devices import lock_pages, unlock_pages, wait_for
 from engine.kvcache.storage import PoolStorage, allocate_pool, views_of_layers
 from kernels.kv_view import KVView
+from kvtransfer.pool_memory import PoolMemory
 
 
 class DeviceStorage:
@@ -67,6 +68,11 @@ class DeviceStorage:
     def buffer(self) -> memoryview:
         """See Storage.buffer: the mirror's."""
         return self.mirror.buffer
+
+    @property
+    def memory(self) -> PoolMemory:
+        """See Storage.memory: the mirror's."""
+        return self.mirror.memory
 
     def layer_views(self, group: int = 0) -> list[KVView]:
         """See Storage.layer_views."""

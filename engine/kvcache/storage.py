@@ -2,14 +2,12 @@
 
 Owns the memory. Kernels see it as one strided view a layer, movers as one flat memoryview; both are views, nothing
 is ever copied here. The memory is a memfd, zero at birth and populated as it is touched, so that a pool larger than
-what is used costs nothing, and so that its descriptor can be handed to another process later. Knows nothing of what
+what is used costs nothing, and so that another process of this host can be shown it. Knows nothing of what
 a block holds or who may write it: that is `core.blocks` and `BlockPool`.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,6 +18,7 @@ from core.errors import ConfigError
 from core.ids import BlockId
 from core.kv_layout import SCALE_BYTES, KVGroup, KVLayout
 from kernels.kv_view import KVView
+from kvtransfer.pool_memory import PoolMemory
 
 _DTYPES = {
     "float32": torch.float32,
@@ -66,6 +65,11 @@ class Storage(Staging, Protocol):
         """All bytes, flat and writable, on the host; block b is `[b * block_bytes, (b + 1) * block_bytes)`."""
         ...
 
+    @property
+    def memory(self) -> PoolMemory:
+        """What `buffer` is a part of, as other processes of this host may be shown it."""
+        ...
+
     def layer_views(self, group: int = 0) -> list[KVView]:
         """One strided view of `tensor` for each layer of a group, in the group's order."""
         ...
@@ -82,16 +86,15 @@ class PoolStorage:
     num_blocks: blocks, the null block included.
     """
 
-    def __init__(self, layout: KVLayout, num_blocks: int, descriptor: int) -> None:
+    def __init__(self, layout: KVLayout, num_blocks: int, memory: PoolMemory) -> None:
+        """memory: owned from now on."""
         self.layout = layout
         self.num_blocks = num_blocks
         self.block_bytes = layout.block_bytes
         self.num_bytes = num_blocks * self.block_bytes
-        self._descriptor = descriptor
-        self._mapping: mmap.mmap | None = mmap.mmap(descriptor, self.num_bytes)
-        flat = torch.frombuffer(self._mapping, dtype=torch.uint8)  # [num_blocks * block_bytes]
+        self._memory: PoolMemory | None = memory
+        flat = torch.frombuffer(memory.buffer, dtype=torch.uint8)  # [num_blocks * block_bytes]
         self._tensor: Tensor | None = flat.view(num_blocks, self.block_bytes)
-        self._buffer: memoryview | None = memoryview(self._mapping)
 
     @property
     def tensor(self) -> Tensor:
@@ -102,14 +105,13 @@ class PoolStorage:
     @property
     def buffer(self) -> memoryview:
         """All bytes, flat and writable; block b is [b * block_bytes, (b + 1) * block_bytes)."""
-        assert self._buffer is not None, "the pool is closed"
-        return self._buffer
+        return self.memory.buffer
 
     @property
-    def descriptor(self) -> int:
-        """The memfd behind the pool; owned here, to be duplicated by whoever hands it on."""
-        assert self._descriptor >= 0, "the pool is closed"
-        return self._descriptor
+    def memory(self) -> PoolMemory:
+        """See Storage.memory."""
+        assert self._memory is not None, "the pool is closed"
+        return self._memory
 
     def block_buffer(self, block: int) -> memoryview:
         """The bytes of one block."""
@@ -132,10 +134,9 @@ class PoolStorage:
 
         Views that others still hold stay valid; the kernel takes the pages back when the last one is gone.
         """
-        self._tensor = self._buffer = self._mapping = None
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        if self._memory is not None:
+            self._memory.close()
+        self._tensor = self._memory = None
 
 
 def views_of_layers(layout: KVLayout, pool: Tensor, group: int) -> list[KVView]:
@@ -178,14 +179,12 @@ def allocate_pool(layout: KVLayout, num_blocks: int) -> PoolStorage:
             f"num_blocks: {num_blocks} must be at least 2 (block 0 is the null block)"
         )
     _check_alignment(layout)
-    descriptor = os.memfd_create("baton-kv-pool", os.MFD_CLOEXEC)
     try:
-        os.ftruncate(descriptor, num_blocks * layout.block_bytes)
-        return PoolStorage(layout, num_blocks, descriptor)
-    except (OSError, ValueError) as error:
-        os.close(descriptor)
+        memory = PoolMemory(num_blocks, layout.block_bytes)
+    except (OSError, ValueError, OverflowError) as error:
         wanted_bytes = num_blocks * layout.block_bytes
         raise ConfigError(f"KV pool: {wanted_bytes} bytes cannot be mapped: {error}") from error
+    return PoolStorage(layout, num_blocks, memory)
 
 
 def _check_alignment(layout: KVLayout) -> None:

@@ -42,7 +42,7 @@ from engine.scheduler.scheduler import Scheduler
 from engine.sequence import Sequence
 from kvtransfer.events import ReceiveFailed, RunAdmitted, SessionComplete
 from kvtransfer.session import Destination, ReceiveSession
-from kvtransfer.transports.base import Receiver
+from kvtransfer.transports.choice import Receivers
 
 
 class DecodeCounters:
@@ -65,7 +65,7 @@ class DecodeSide:
         scheduler: Scheduler,
         pool: BlockPool,
         staging: Staging,
-        receiver: Receiver,
+        receivers: Receivers,
         send: Callable[[ToFront], None],
         relay: Callable[[list[SequenceUpdate]], None],
     ) -> None:
@@ -76,7 +76,7 @@ class DecodeSide:
         self._pool = pool
         self._life = pool.life
         self._staging = staging
-        self._receiver = receiver
+        self._receivers = receivers
         self._send = send
         self._relay = relay
         self._arrivals: dict[SessionId, Arrival] = {}
@@ -249,15 +249,13 @@ class DecodeSide:
         destinations = self._destinations(arrival)
         blocks: list[BlockId] = [d.block for group in destinations for d in group]
         arrival.permit = self._life.grant(arrival.session, arrival.attempt, blocks)
-        self._receiver.expect(
+        self._receivers.expect(
             ReceiveSession(
                 arrival.session, arrival.attempt, arrival.secret, arrival.permit, destinations
             )
         )
         first_missing = [arrival.num_pinned_blocks] * len(sequence.block_table.groups)
-        self._send(
-            GrantPrefill(arrival.session, arrival.attempt, first_missing, self._receiver.kind)
-        )
+        self._send(GrantPrefill(arrival.session, arrival.attempt, first_missing))
 
     def _destinations(self, arrival: Arrival) -> tuple[tuple[Destination, ...], ...]:
         table = arrival.sequence.block_table
@@ -324,7 +322,7 @@ class DecodeSide:
 
     def _end_writing(self, arrival: Arrival) -> None:
         """From here on nobody writes for this attempt: only then may its blocks be freed or decoded into."""
-        self._receiver.forget(arrival.session, arrival.attempt)
+        self._receivers.forget(arrival.session, arrival.attempt)
         if arrival.permit is not None:
             self._life.revoke(arrival.permit)
             arrival.permit = None

@@ -12,6 +12,7 @@ an expired lease. Runs on the engine thread only; never waits.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -40,8 +41,10 @@ from engine.scheduler.scheduler import Scheduler
 from engine.sequence import Sequence
 from kvtransfer.events import SendFailed, SessionDrained
 from kvtransfer.plan import build_plan
-from kvtransfer.session import SECRET_BYTES, SendSession, SessionKey, SourceBlock
-from kvtransfer.transports.base import Sender
+from kvtransfer.session import SECRET_BYTES, SessionKey, SourceBlock
+from kvtransfer.transports.choice import Offer, Senders
+
+logger = logging.getLogger(__name__)
 
 
 class SessionState(Enum):
@@ -57,7 +60,7 @@ class SessionState(Enum):
 class PrefillSession:
     """One attempt of one session of some decode worker.
 
-    address: D's data endpoint.
+    offers: ways to reach D, best first; the first one is in use once the session is granted.
     first_missing: for each KV group, the first position that D lacks.
     expires_ms: when the lease ends, on this engine's clock.
     """
@@ -65,7 +68,7 @@ class PrefillSession:
     key: SessionKey
     sequence: Sequence
     secret: bytes
-    address: str
+    offers: list[Offer]
     expires_ms: float
     state: SessionState = SessionState.QUEUED
     first_missing: tuple[int, ...] = ()
@@ -84,14 +87,14 @@ class PrefillSide:
         self,
         scheduler: Scheduler,
         staging: Staging,
-        sender: Sender,
+        senders: Senders,
         send: Callable[[ToFront], None],
         identity: KVIdentity,
         layout: KVLayout,
     ) -> None:
         self._scheduler = scheduler
         self._staging = staging
-        self._sender = sender
+        self._senders = senders
         self._send = send
         self._identity = identity
         self._layout = layout
@@ -107,13 +110,13 @@ class PrefillSide:
 
     def add(self, message: AddPrefill, sequence: Sequence) -> None:
         """Queue a session; raises the ServeError that refuses it, with both sides' values named."""
-        address = self._check(message)
+        offers = self._check(message)
         self._scheduler.add_session(sequence)
         session = PrefillSession(
             key=(message.session_id, message.attempt),
             sequence=sequence,
             secret=message.session_secret,
-            address=address,
+            offers=offers,
             expires_ms=monotonic_ms() + message.lease_remaining_ms,
         )
         self._sessions[session.key] = session
@@ -131,9 +134,7 @@ class PrefillSide:
         session.state = SessionState.GRANTED
         session.first_missing = tuple(message.first_missing_block)
         if session.lacks_blocks:
-            self._sender.open(SendSession(*session.key, session.secret, session.address))
-            size = self._layout.block_size
-            self._push(session, 0, session.sequence.num_computed_tokens // size, 0, None)
+            self._send_computed(session)
         self._scheduler.open_gate(session.sequence)
 
     def declined(self, message: PrefillDeclined) -> None:
@@ -164,8 +165,16 @@ class PrefillSide:
     # ---- from movers
 
     def send_failed(self, event: SendFailed) -> None:
-        """The link to D is gone or D refuses."""
-        self._fail((event.session, event.attempt), event.error)
+        """The link to D is gone or D refuses: what is computed goes over the next transport, if D offered one."""
+        session = self._sessions.get((event.session, event.attempt))
+        if session is None or session.state is not SessionState.GRANTED:
+            return
+        failed = session.offers.pop(0)
+        if session.offers:
+            logger.warning("session %d leaves %s: %s", event.session, failed.kind, event.error)
+            self._send_computed(session)
+        else:
+            self._fail(session.key, event.error)
 
     def drained(self, event: SessionDrained) -> None:
         """No byte of the session is read any more: its blocks may go."""
@@ -226,8 +235,8 @@ class PrefillSide:
 
     # ---- inside
 
-    def _check(self, message: AddPrefill) -> str:
-        """The address to push to; raises LayoutMismatch when no KV may or can be exchanged."""
+    def _check(self, message: AddPrefill) -> list[Offer]:
+        """Where to push to, best first; raises LayoutMismatch when no KV may or can be exchanged."""
         if (message.session_id, message.attempt) in self._sessions:
             raise TransferError(f"session {message.session_id}: attempt {message.attempt} is open")
         if len(message.session_secret) != SECRET_BYTES:
@@ -238,11 +247,21 @@ class PrefillSide:
         if differences := identity_differences(self._identity, message.identity):
             raise LayoutMismatch("KV identity differs: " + "; ".join(differences))
         build_plan(self._layout, message.layout)
-        for offer in message.transports:
-            if offer.kind == self._sender.kind and offer.addresses:
-                return offer.addresses[0]
+        offers = [Offer(t.kind, t.addresses[0]) for t in message.transports if t.addresses]
+        if usable := self._senders.usable(offers):
+            return usable
         offered = ", ".join(offer.kind for offer in message.transports) or "none"
-        raise LayoutMismatch(f"transports: ours {self._sender.kind}, theirs {offered}")
+        raise LayoutMismatch(f"transports: ours {', '.join(self._senders.kinds)}, theirs {offered}")
+
+    def _send_computed(self, session: PrefillSession) -> None:
+        """Over its best way, all that is there between two steps; the rest follows as it is computed."""
+        self._senders.open(session.key, session.secret, session.offers[0])
+        sequence, size = session.sequence, self._layout.block_size
+        num_computed = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+        last = num_computed // size
+        if num_computed == sequence.num_prompt_tokens:
+            last = -(-num_computed // size)
+        self._push(session, 0, last, 0, None)
 
     def _push(
         self,
@@ -269,7 +288,7 @@ class PrefillSide:
             if blocks:
                 ids = [source.block for source in blocks]
                 self._staging.bring_out(group, ids, first_layer, count)
-                self._sender.push(*session.key, group, blocks, first_layer, count)
+                self._senders.push(*session.key, group, blocks, first_layer, count)
 
     def _refuse(self, key: SessionKey, error: ServeError) -> None:
         self._send(RefusePrefill(*key, type(error).__name__, error.message))
@@ -288,7 +307,7 @@ class PrefillSide:
         session.state = SessionState.DRAINING
         if was_sending:
             self._scheduler.halt(session.sequence)
-            self._sender.close_session(*session.key)
+            self._senders.close_session(*session.key)
         else:
             self._release(session)
 

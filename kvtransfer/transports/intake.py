@@ -15,7 +15,7 @@ entered in one critical section, which `forget` shares: after `forget` no slice 
 admitted and no event of the session is posted. A slice that is inside goes on to its end, counted
 by the block's life.
 
-`expect` and `forget` belong to the engine thread, the rest to one mover thread.
+`expect` and `forget` belong to the engine thread, the rest to mover threads; a run to one of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kvtransfer.coverage import Coverage
 from kvtransfer.events import PostEvent, ReceiveFailed, RunAdmitted, SessionComplete, WriterLeft
 from kvtransfer.session import ReceiveSession, SessionKey
 from kvtransfer.transports.base import MAX_SLICE_BYTES
-from kvtransfer.transports.runs import RunAnswer, RunHeader, RunPlaces
+from kvtransfer.transports.runs import UNCHECKED, RunAnswer, RunHeader, RunPlaces
 
 MAX_ENDED_SESSIONS = 4096
 """Ended sessions whose secret is remembered, so that a late peer is told from a stranger."""
@@ -85,12 +85,11 @@ class Intake:
         pool: memoryview,
         layout: KVLayout,
         post: PostEvent,
-        counters: TransferCounters,
     ) -> None:
         self.block_bytes = layout.block_bytes
         self.life = life
         self.pool = pool
-        self.counters = counters
+        self.counters = TransferCounters()
         self.scratch = memoryview(bytearray(MAX_SLICE_BYTES))
         self._layout = layout
         self._places = RunPlaces(layout)
@@ -119,10 +118,10 @@ class Intake:
                 while len(self._ended) > MAX_ENDED_SESSIONS:
                     self._ended.popitem(last=False)
 
-    # ---- mover thread
+    # ---- mover threads
 
     def close(self) -> None:
-        """Let go of the pool's memory. No run may be under way."""
+        """Let go of the pool's memory. No mover may be under way any more."""
         self.pool = memoryview(b"")
 
     def fail_all(self, error: TransferError) -> None:
@@ -145,6 +144,11 @@ class Intake:
         """Whether a session has been expected and not yet forgotten."""
         with self._lock:
             return key in self._live
+
+    def count_received(self, num_bytes: int) -> None:
+        """Bytes of runs have come, wherever they went."""
+        with self._lock:
+            self.counters.received_bytes_total += num_bytes
 
     def begin(self, header: RunHeader, *, is_opened: bool) -> IncomingRun:
         """Take up a run; it goes to scratch unless this peer has opened its session.
@@ -227,7 +231,7 @@ class Intake:
                 self.counters.duplicate_runs_total += 1
                 is_covered = not live.coverage.lacking_layers(*_range(header))
                 return RunAnswer(header.number, True) if is_covered else None
-            if run.checksum != header.checksum:
+            if header.checksum not in (run.checksum, UNCHECKED):
                 self._fail_checksum(live, run)
                 return RunAnswer(header.number, False)
             self._admit(live, header)
@@ -333,10 +337,10 @@ class IncomingRun:
         With the last ones the run is over, and `answer` is what to tell the sender, if anything.
         """
         if num_bytes:
-            if self.fate is _Fate.WRITING:
+            if self.fate is _Fate.WRITING and self.header.checksum != UNCHECKED:
                 self.checksum = crc32c(self._slice[:num_bytes], self.checksum)
             self.num_bytes_left -= num_bytes
-            self._intake.counters.received_bytes_total += num_bytes
+            self._intake.count_received(num_bytes)
         if not self.num_bytes_left:
             self.answer = self._intake.finish(self)
         elif self.is_inside:

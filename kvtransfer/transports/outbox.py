@@ -23,9 +23,6 @@ from kvtransfer.events import BlockAcknowledged, PostEvent, SendFailed, SessionD
 from kvtransfer.session import SendSession, SessionKey, SourceBlock
 from kvtransfer.transports.runs import RunAnswer, RunHeader
 
-MAX_RUN_BYTES = 1 << 20
-"""Most bytes that a run of several blocks carries, so that sessions take turns."""
-
 
 class OutgoingRun:
     """One run on its way out: its name, and the layers of some blocks that it carries."""
@@ -151,11 +148,12 @@ class Outbox:
         counters: TransferCounters,
         *,
         max_run_blocks: int = 1,
+        max_run_bytes: int = 0,
     ) -> None:
-        """max_run_blocks: most blocks that one run may carry."""
+        """max_run_blocks, max_run_bytes: how much one run may carry, beyond one block."""
         self.lanes: dict[str, Lane] = {}
         self.counters = counters
-        self._max_run_blocks = max_run_blocks
+        self._max_run_blocks, self._max_run_bytes = max_run_blocks, max_run_bytes
         self._pool = pool
         self._layout = layout
         self._post = post
@@ -190,7 +188,7 @@ class Outbox:
         layers = (first_layer, num_layers)
         for source in blocks:
             self._note_block(session, group, source.position)
-        size = max(1, min(self._max_run_blocks, MAX_RUN_BYTES // place.num_bytes))
+        size = max(1, min(self._max_run_blocks, self._max_run_bytes // place.num_bytes))
         parts = [blocks[start : start + size] for start in range(0, len(blocks), size)]
         runs = [
             OutgoingRun(number, session, group, sources, layers, place)

@@ -9,13 +9,16 @@ from core.ids import SessionId
 from core.kv_layout import KVLayout, Run
 from kvtransfer.session import SessionKey
 
+UNCHECKED = -1
+"""For a checksum: the bytes are not checked, since no wire carries them."""
+
 
 class RunHeader(NamedTuple):
     """What a sender says of a run before its bytes. Nothing in it is trusted before `RunPlaces`.
 
     rank: the rank whose shard it is.
     valid_slots: slots of the block that hold the sequence's KV in these layers.
-    num_bytes, checksum: length and CRC-32C of the payload.
+    num_bytes, checksum: length of the payload and its CRC-32C, or UNCHECKED.
     number: the sender's name for the run, repeated in the answer.
     """
 

@@ -219,9 +219,7 @@ class _PrefillCall:
 def _frame_of(message: GrantPrefill | DeclinePrefill | RoomForPrefill) -> pb.DecodeFrame:
     match message:
         case GrantPrefill():
-            grant = pb.PrefillGrant(
-                first_missing_block=message.first_missing_block, transport=message.transport
-            )
+            grant = pb.PrefillGrant(first_missing_block=message.first_missing_block)
             return pb.DecodeFrame(grant=grant)
         case DeclinePrefill():
             return pb.DecodeFrame(not_now=pb.PrefillNotNow())

@@ -170,8 +170,7 @@ def _frame_of(message: FromEngine) -> pb.PrefillFrame:
 def _message_of(key: _Key, frame: pb.DecodeFrame) -> ToEngine | None:
     match frame.WhichOneof("frame"):
         case "grant":
-            first_missing = list(frame.grant.first_missing_block)
-            return PrefillGranted(*key, first_missing, frame.grant.transport)
+            return PrefillGranted(*key, list(frame.grant.first_missing_block))
         case "not_now":
             return PrefillDeclined(*key)
         case "room":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 
 from core.blocks import BlockLife, BlockState, Permit
@@ -14,14 +15,18 @@ from core.ids import BlockId, SessionId
 from core.kv_layout import GroupKind, KVGroup, KVLayout, SlotFormat
 from kvtransfer.config import TransferConfig
 from kvtransfer.events import MoverEvent, WriterLeft
+from kvtransfer.pool_memory import PoolMemory
 from kvtransfer.session import Destination, ReceiveSession, SendSession, SourceBlock
 from kvtransfer.transports.base import Receiver, Sender
 from kvtransfer.transports.fake.ends import FakeReceiver, FakeSender
 from kvtransfer.transports.fake.network import FakeNetwork
+from kvtransfer.transports.intake import Intake
+from kvtransfer.transports.shm.receiver import ShmReceiver
+from kvtransfer.transports.shm.sender import ShmSender
 from kvtransfer.transports.tcp.receiver import TcpReceiver
 from kvtransfer.transports.tcp.sender import TcpSender
 
-TRANSPORTS = ("tcp", "fake")
+TRANSPORTS = ("tcp", "shm", "fake")
 TIMEOUT_S = 20.0
 FAST = TransferConfig(reconnect_delay_s=0.001, connect_timeout_s=2.0)
 
@@ -64,8 +69,9 @@ class Pair:
 
     layout: KVLayout
     num_blocks: int
-    source: bytearray
+    source: memoryview
     destination: bytearray
+    memory: PoolMemory
     life: BlockLife
     receiver: Receiver
     sender: Sender
@@ -222,24 +228,31 @@ def make_pair(
     """A pair that the caller closes; slice_bytes: how finely the fake one delivers."""
     layout = layout or make_layout()
     num_bytes = num_blocks * layout.block_bytes
-    source, destination = bytearray(secrets.token_bytes(num_bytes)), bytearray(num_bytes)
+    memory = PoolMemory(num_blocks, layout.block_bytes)
+    memory.buffer[:] = secrets.token_bytes(num_bytes)
+    destination = bytearray(num_bytes)
+    views = memoryview(destination), memory.buffer
     life = BlockLife(num_blocks)
     received: list[MoverEvent] = []
     sent: list[MoverEvent] = []
     network: FakeNetwork | None = None
     receiver: Receiver
     sender: Sender
-    views = memoryview(destination), memoryview(source)
     if transport == "fake":
         network = FakeNetwork(slice_bytes)
         receiver = FakeReceiver(network, life, views[0], layout, received.append)
         sender = FakeSender(network, views[1], layout, sent.append, config)
+    elif transport == "shm":
+        config = replace(config, ipc_dir=tempfile.mkdtemp(prefix="baton-test-"))
+        receiver = ShmReceiver(Intake(life, views[0], layout, received.append), config)
+        sender = ShmSender(memory, layout, sent.append, config)
     else:
-        receiver = TcpReceiver(life, views[0], layout, received.append, config)
+        receiver = TcpReceiver(Intake(life, views[0], layout, received.append), config)
         sender = TcpSender(views[1], layout, sent.append, config)
     return Pair(
-        layout, num_blocks, source, destination, life, receiver, sender, received, sent, network
-    )
+        layout, num_blocks, memory.buffer, destination, memory, life, receiver, sender, received, sent,
+        network,
+    )  # fmt: skip
 
 
 @contextmanager
@@ -251,3 +264,7 @@ def pair(transport: str, **options: object) -> Iterator[Pair]:
     finally:
         made.sender.close()
         made.receiver.close()
+        made.memory.close()
+        made.memory.buffer.release()
+        made.memory.generations.release()
+        made.memory.mapping.close()  # BufferError while somebody holds a view of it

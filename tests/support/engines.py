@@ -55,13 +55,11 @@ from engine.messages import (
     StepDone,
     TransportOffer,
 )
+from engine.movers import make_movers
 from engine.runner.model_runner import ModelRunner
 from engine.sampler.sampler import Sampler
 from engine.scheduler.config import SchedulerConfig
 from engine.scheduler.scheduler import Scheduler
-from kvtransfer.config import TransferConfig
-from kvtransfer.transports.tcp.receiver import TcpReceiver
-from kvtransfer.transports.tcp.sender import TcpSender
 from tests.support.poison import POISON_BYTE
 from tests.support.tiny_model import tiny_model
 
@@ -82,13 +80,14 @@ class EngineHarness:
     ) -> None:
         """is_staged: whether movers have a memory of their own beside the kernels'; what was never written is NaN."""
         model = tiny_model(model_seed)
-        self.config = EngineConfig(model="tiny", max_num_seqs=16, **config)
+        self.config = EngineConfig(model="tiny", max_num_seqs=16, **{"ipc_dir": "none", **config})
         self.layout = KVLayout(BLOCK_SIZE, model.config.kv_groups(self.config.kv_dtype))
         self.identity = KVIdentity(
             f"tiny{model_seed}", "float32", "float32", "", model.config.group_shapes()
         )
         self.root = HashRoot.of(self.identity, lossy_settings=(f"kv_dtype={self.config.kv_dtype}",))
-        self.pool = BlockPool(BlockLife(num_blocks + 1))
+        self.storage = storage = _allocate(self.layout, num_blocks + 1, is_staged=is_staged)
+        self.pool = BlockPool(BlockLife(num_blocks + 1, storage.memory.generations))
         self.scheduler = Scheduler(
             SchedulerConfig(
                 block_size=BLOCK_SIZE,
@@ -105,10 +104,8 @@ class EngineHarness:
         self.outputs: dict[RequestId, list[ChoiceOutput]] = defaultdict(list)
         self.stats = EngineStats()
         self.num_told = 0
-        self.storage = storage = _allocate(self.layout, num_blocks + 1, is_staged=is_staged)
-        transfer = TransferConfig(link_rate_bytes_s=self.config.link_rate_bytes_s)
-        self.receiver = TcpReceiver(
-            self.pool.life, storage.buffer, self.layout, self.inbox.post, transfer
+        self.receivers, self.senders = make_movers(
+            self.config, self.pool.life, storage, self.layout, self.inbox.post
         )
         self.core = EngineCore(
             config=self.config,
@@ -122,8 +119,8 @@ class EngineHarness:
             runner=ModelRunner(model, self.layout, storage, 1),
             sampler=Sampler(),
             eos_token_ids=frozenset(),
-            receiver=self.receiver,
-            sender=TcpSender(storage.buffer, self.layout, self.inbox.post, transfer),
+            receivers=self.receivers,
+            senders=self.senders,
         )
 
     def _hear(self, message: Any) -> None:
@@ -197,7 +194,7 @@ class AssembledEngine(EngineHarness):
         self.kernels, self.identity, self.layout = ready.kernels, ready.identity, ready.layout
         self.root = ready.hash_root
         self.pool, self.scheduler = self.core._pool, self.core._scheduler
-        self.receiver = self.core._receiver
+        self.receivers, self.senders = self.core._receivers, self.core._senders
 
 
 def make_request(
@@ -299,12 +296,12 @@ def _as_heard_by_prefill(message: Any, decode: EngineHarness) -> Any:
             message.num_held_tokens,
             decode.identity,
             decode.layout,
-            [TransportOffer(decode.receiver.kind, decode.receiver.addresses)],
+            [TransportOffer(kind, [address]) for kind, address in decode.receivers.offers],
             message.session_secret,
             message.lease_remaining_ms,
         )
     if isinstance(message, GrantPrefill):
-        return PrefillGranted(*key, message.first_missing_block, message.transport)
+        return PrefillGranted(*key, message.first_missing_block)
     if isinstance(message, DeclinePrefill):
         return PrefillDeclined(*key)
     if isinstance(message, RoomForPrefill):

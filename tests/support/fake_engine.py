@@ -318,7 +318,7 @@ class FakeEngine:
                 self.send(DeclinePrefill(*key))
                 self.send(RoomForPrefill(*key))
             case PrefillAnnounced():
-                self.send(GrantPrefill(*key, [0], "tcp"))
+                self.send(GrantPrefill(*key, [0]))
             case PrefillAnswered():
                 self.outputs += message.first_outputs
                 run.num_done = 1

@@ -35,8 +35,8 @@ class FakeReceiver:
         post: PostEvent,
     ) -> None:
         self._network = network
-        self._counters = TransferCounters()
-        self.intake = Intake(life, pool, layout, post, self._counters)
+        self.intake = Intake(life, pool, layout, post)
+        self._counters = self.intake.counters
         self._address = network.add_receiver(self)
 
     @property

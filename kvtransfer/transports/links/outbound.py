@@ -42,17 +42,19 @@ class LinkState(Enum):
 class _Piece:
     """Bytes that wait for the socket: a frame, or the payload of a run.
 
+    bytes_beside: bytes that go another way, once these are sent.
     is_begun: whether something of its run, or of the frame, is on the wire.
     is_last: whether its run is sent with it.
     """
 
-    __slots__ = ("is_begun", "is_last", "run", "view")
+    __slots__ = ("bytes_beside", "is_begun", "is_last", "run", "view")
 
     def __init__(
         self, view: memoryview, run: OutgoingRun | None = None, *, is_begun: bool = False
     ) -> None:
         self.view = view
         self.run = run
+        self.bytes_beside = 0
         self.is_begun = is_begun
         self.is_last = False
 
@@ -73,6 +75,10 @@ class OutboundCarrier(Protocol):
 
     def pieces(self, run: OutgoingRun) -> list[memoryview]:
         """What goes over the connection for a run, in order; read until it is sent."""
+        ...
+
+    def bytes_beside(self, run: OutgoingRun) -> int:
+        """Bytes of a run that go another way; they count against the link's rate."""
         ...
 
 
@@ -154,7 +160,7 @@ class OutboundLink:
             self._reject(error)
 
     def send(self, max_bytes: int, now_s: float) -> int:
-        """Send up to this many bytes; how many the socket took."""
+        """Send about this many bytes at most; how many went, also beside the socket."""
         assert self._sock is not None
         self._fill(max_bytes)
         buffers = self._gather(max_bytes)
@@ -165,10 +171,10 @@ class OutboundLink:
         except OSError as error:
             self._lose(error, now_s)
             return 0
-        self._note_sent(num_bytes)
+        num_beside = self._note_sent(num_bytes)
         if num_bytes < sum(map(len, buffers)):
             self._set_blocked(True)
-        return num_bytes
+        return num_bytes + num_beside
 
     def detach(self, session: OutgoingSession) -> None:
         """From now on read no bytes of a session from the pool.
@@ -185,7 +191,7 @@ class OutboundLink:
                 piece.view = memoryview(bytes(piece.view))
                 kept.append(piece)
         self._out = kept
-        self._out_bytes = sum(len(piece.view) for piece in kept)
+        self._out_bytes = sum(len(piece.view) + piece.bytes_beside for piece in kept)
         if self._is_trusted:  # before that, the open is still owed an answer
             self._opened.discard(session.key)
 
@@ -319,12 +325,13 @@ class OutboundLink:
         views = self._carrier.pieces(run)
         pieces = [_Piece(view, run, is_begun=index > 0) for index, view in enumerate(views)]
         pieces[-1].is_last = True
+        pieces[-1].bytes_beside = self._carrier.bytes_beside(run)
         for piece in pieces:
             self._append(piece)
 
     def _append(self, piece: _Piece) -> None:
         self._out.append(piece)
-        self._out_bytes += len(piece.view)
+        self._out_bytes += len(piece.view) + piece.bytes_beside
 
     def _gather(self, max_bytes: int) -> list[memoryview]:
         buffers: list[memoryview] = []
@@ -335,17 +342,21 @@ class OutboundLink:
             max_bytes -= len(piece.view)
         return buffers
 
-    def _note_sent(self, num_bytes: int) -> None:
-        self._out_bytes -= num_bytes
+    def _note_sent(self, num_bytes: int) -> int:
+        """Take what the socket took out of the line; how many bytes that sets free beside it."""
+        num_beside, self._out_bytes = 0, self._out_bytes - num_bytes
         while self._out and num_bytes >= len(self._out[0].view):
             piece = self._out.popleft()
             num_bytes -= len(piece.view)
+            num_beside += piece.bytes_beside
             if piece.is_last and piece.run is not None:
                 self._outbox.counters.sent_runs_total += len(piece.run.sources)
                 self._outbox.counters.sent_bytes_total += piece.run.num_bytes
         if num_bytes:
             self._out[0].view = self._out[0].view[num_bytes:]
             self._out[0].is_begun = True
+        self._out_bytes -= num_beside
+        return num_beside
 
     def _begun_run(self) -> OutgoingRun | None:
         """The run of which some bytes, but not all, are on the wire."""

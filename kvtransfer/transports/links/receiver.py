@@ -80,11 +80,16 @@ class LinkReceiver:
         """See `Receiver.forget`."""
         self._intake.forget(session, attempt)
 
-    def close(self) -> None:
-        """See `Receiver.close`."""
+    def stop(self) -> None:
+        """Take in nothing more; the intake stays, for other receivers that share it. Idempotent."""
         self._is_stopping = True
         self._wakeup.signal()
         self._thread.join()
+
+    def close(self) -> None:
+        """See `Receiver.close`."""
+        self.stop()
+        self._intake.close()
 
     # ---- mover thread
 
@@ -175,4 +180,3 @@ class LinkReceiver:
         self._selector.close()
         self._listener.close()
         self._wakeup.close()
-        self._intake.close()

@@ -5,6 +5,7 @@ Sender to receiver, frames of FRAME_BYTES each; a RUN frame is followed by its p
     HELLO  magic, protocol version, name          first, and only once
     OPEN   session, attempt, secret               before the first run of a session
     RUN    the fields of RunHeader                its payload follows
+    RUNS   the fields of Announcement             its entries follow, ENTRY_BYTES each
 
 Receiver to sender: a HELLO frame, then answers of ANSWER_BYTES each, to an OPEN or to a RUN.
 
@@ -15,6 +16,7 @@ more; then nothing waits. A receiver believes no length: `runs.RunPlaces`.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -33,8 +35,14 @@ ANSWER_BYTES = 24
 _HELLO = struct.Struct("<8sHH52s")
 _OPEN = struct.Struct(f"<B7xQI12x{SECRET_BYTES}s")
 _RUN = struct.Struct("<B7xQIHHIHHIQIQ8x")  # after the kind, the fields of RunHeader in order
+_RUNS = struct.Struct("<B?2xIQHHHHI4xQQQ8x")  # after the kind, the fields of Announcement in order
+_ENTRY = struct.Struct("<IIIIQ")
+ENTRY_BYTES = _ENTRY.size
+MAX_ENTRIES = 256
+"""Most blocks of one announcement."""
+
 _ANSWER = struct.Struct("<BBxxIQQ")
-assert {_HELLO.size, _OPEN.size, _RUN.size} == {FRAME_BYTES}
+assert {_HELLO.size, _OPEN.size, _RUN.size, _RUNS.size} == {FRAME_BYTES}
 assert _ANSWER.size == ANSWER_BYTES
 
 
@@ -43,6 +51,47 @@ class FrameKind(IntEnum):
 
     OPEN = 1
     RUN = 2
+    RUNS = 3
+
+
+class Announcement(NamedTuple):
+    """Layers of several blocks that lie ready in the sender's memory, which the receiver has mapped.
+
+    is_checked: whether the entries bear checksums.
+    offset_bytes, num_bytes: where in each of the blocks the run lies, and how long it is.
+    number: the sender's name for all of them; one answer, which is yes when all are in the pool.
+    """
+
+    is_checked: bool
+    attempt: int
+    session: SessionId
+    rank: int
+    group: int
+    first_layer: int
+    num_layers: int
+    num_blocks: int
+    offset_bytes: int
+    num_bytes: int
+    number: int
+
+    @property
+    def key(self) -> SessionKey:
+        """The session that the runs belong to."""
+        return (self.session, self.attempt)
+
+
+class Entry(NamedTuple):
+    """One block of an announcement.
+
+    block, generation: the sender's block, and which of its lives is meant.
+    checksum: CRC-32C of the run's bytes, 0 where they are not checked.
+    """
+
+    position: int
+    valid_slots: int
+    block: int
+    checksum: int
+    generation: int
 
 
 class Hello(NamedTuple):
@@ -102,6 +151,27 @@ def pack_run(header: RunHeader) -> bytes:
 def parse_run(frame: bytes | bytearray) -> RunHeader:
     """Header of a RUN frame; nothing in it is checked yet."""
     return RunHeader._make(_RUN.unpack(frame)[1:])
+
+
+def pack_runs(announcement: Announcement, entries: Sequence[Entry]) -> bytes:
+    """A RUNS frame and its entries."""
+    frame = _RUNS.pack(FrameKind.RUNS, *announcement)
+    return frame + b"".join([_ENTRY.pack(*entry) for entry in entries])
+
+
+def parse_runs(frame: bytes | bytearray | memoryview) -> Announcement:
+    """An announcement without its entries; only their number is checked."""
+    announcement = Announcement._make(_RUNS.unpack(frame)[1:])
+    if not 1 <= announcement.num_blocks <= MAX_ENTRIES:
+        raise TransferError(
+            f"peer announces {announcement.num_blocks} blocks at once, not 1 to {MAX_ENTRIES}"
+        )
+    return announcement
+
+
+def parse_entries(buffer: bytes | bytearray | memoryview) -> list[Entry]:
+    """The entries of an announcement; nothing in them is checked yet."""
+    return [Entry._make(fields) for fields in _ENTRY.iter_unpack(buffer)]
 
 
 def pack_answer(answer: Answer) -> bytes:

@@ -5,11 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from core.blocks import BlockLife
-from core.kv_layout import KVLayout
 from kvtransfer.config import TransferConfig
-from kvtransfer.counters import TransferCounters
-from kvtransfer.events import PostEvent
 from kvtransfer.transports.intake import Intake
 from kvtransfer.transports.links.receiver import LinkReceiver
 from kvtransfer.transports.tcp import sockets
@@ -19,15 +15,7 @@ from kvtransfer.transports.tcp.inbound import TcpInbound
 class TcpReceiver(LinkReceiver):
     """`transports.base.Receiver` over tcp."""
 
-    def __init__(
-        self,
-        life: BlockLife,
-        pool: memoryview,
-        layout: KVLayout,
-        post: PostEvent,
-        config: TransferConfig,
-    ) -> None:
-        intake = Intake(life, pool, layout, post, TransferCounters())
+    def __init__(self, intake: Intake, config: TransferConfig) -> None:
         listener = sockets.listen(config.data_host)
         super().__init__("tcp", intake, listener, sockets.address_of(listener), _tuned, config)
 

@@ -42,3 +42,7 @@ class _TcpCarrier:
         """See OutboundCarrier.pieces."""
         payload = self._outbox.payload(run)
         return [memoryview(wire.pack_run(run.header(payload))), payload]
+
+    def bytes_beside(self, run: OutgoingRun) -> int:
+        """See OutboundCarrier.bytes_beside."""
+        return 0

@@ -388,12 +388,10 @@ class TransportOffer(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., host_id: _Optional[str] = ...) -> None: ...
 
 class PrefillGrant(_message.Message):
-    __slots__ = ("first_missing_block", "transport")
+    __slots__ = ("first_missing_block",)
     FIRST_MISSING_BLOCK_FIELD_NUMBER: _ClassVar[int]
-    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     first_missing_block: _containers.RepeatedScalarFieldContainer[int]
-    transport: str
-    def __init__(self, first_missing_block: _Optional[_Iterable[int]] = ..., transport: _Optional[str] = ...) -> None: ...
+    def __init__(self, first_missing_block: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PrefillNotNow(_message.Message):
     __slots__ = ()

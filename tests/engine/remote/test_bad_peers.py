@@ -69,7 +69,7 @@ def test_a_grant_for_other_groups_ends_the_session(first_missing: list[int]) -> 
         engine.inbox.post(add_prefill(engine))
         turn_until(lambda: bool(engine.said), engine)
         engine.said.clear()
-        engine.inbox.post(PrefillGranted(5, 1, first_missing, "tcp"))
+        engine.inbox.post(PrefillGranted(5, 1, first_missing))
         turn_until(engine.is_idle, engine)
         assert isinstance(engine.said[0], RefusePrefill)
     finally:
@@ -82,7 +82,7 @@ def test_an_address_that_is_none_fails_its_session_only(address: str) -> None:
     try:
         engine.inbox.post(add_prefill(engine, transports=[TransportOffer("tcp", [address])]))
         turn_until(lambda: bool(engine.said), engine)
-        engine.inbox.post(PrefillGranted(5, 1, [0], "tcp"))
+        engine.inbox.post(PrefillGranted(5, 1, [0]))
         turn_until(engine.is_idle, engine)
         assert isinstance(engine.said[-1], RefusePrefill)
     finally:

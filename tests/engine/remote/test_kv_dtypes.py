@@ -95,7 +95,7 @@ def test_workers_of_different_kv_dtypes_do_not_exchange_kv(prefill: str, decode:
         run_to_end(wire, request)
         assert answer(wire, request) == run_alone(request, kv_cache_dtype=decode)
         assert wire.decode.stats.local_prefill_fallbacks_total == 1
-        assert wire.prefill["p1"].core._sender.counters.sent_bytes_total == 0
+        assert wire.prefill["p1"].senders.counters.sent_bytes_total == 0
         assert wire.decode.root != wire.prefill["p1"].root
 
 

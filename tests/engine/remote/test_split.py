@@ -54,12 +54,12 @@ def test_only_what_decode_lacks_is_sent() -> None:
     with split_pair() as wire:
         submit(wire, first, "p1")
         run_to_end(wire, first)
-        sent = wire.prefill["p1"].core._sender.counters.sent_bytes_total
+        sent = wire.prefill["p1"].senders.counters.sent_bytes_total
         submit(wire, second, "p1")
         run_to_end(wire, second)
         grants = [m for m in wire.passed if isinstance(m, GrantPrefill)]
         assert [g.first_missing_block for g in grants] == [[0], [100 // BLOCK_SIZE]]
-        again = wire.prefill["p1"].core._sender.counters.sent_bytes_total - sent
+        again = wire.prefill["p1"].senders.counters.sent_bytes_total - sent
         assert again == wire.decode.layout.block_bytes
         assert answer(wire, second) == run_alone(second)
         assert wire.prefill["p1"].stats.cached_prompt_tokens_total == 96
@@ -72,10 +72,10 @@ def test_a_prompt_that_decode_holds_whole_moves_no_block() -> None:
     with split_pair() as wire:
         submit(wire, first, "p1")
         run_to_end(wire, first)
-        sent = wire.prefill["p1"].core._sender.counters.sent_runs_total
+        sent = wire.prefill["p1"].senders.counters.sent_runs_total
         submit(wire, second, "p1")
         run_to_end(wire, second)
-        assert wire.prefill["p1"].core._sender.counters.sent_runs_total == sent
+        assert wire.prefill["p1"].senders.counters.sent_runs_total == sent
         assert answer(wire, second) == answer(wire, first) == run_alone(second)
 
 
@@ -148,7 +148,7 @@ def test_what_arrived_before_a_loss_is_not_asked_for_again() -> None:
     with split_pair("p1", "p2", prefill={"link_rate_bytes_s": 100_000.0}) as wire:
         submit(wire, request, "p1", "p2")
         acknowledged = lambda: (  # noqa: E731
-            wire.prefill["p1"].core._sender.counters.blocks_acknowledged_total >= 2
+            wire.prefill["p1"].senders.counters.blocks_acknowledged_total >= 2
         )
         turn_until(acknowledged, wire, wire.decode, *wire.prefill.values())
         wire.cut("p1")

@@ -51,7 +51,7 @@ def test_blocks_that_were_whole_before_a_loss_are_used(candidates: tuple[str, ..
     with split_pair(*candidates, prefill=prefill, **STAGED) as wire:
         submit(wire, request, *candidates)
         acknowledged = lambda: (  # noqa: E731
-            wire.prefill["p1"].core._sender.counters.blocks_acknowledged_total >= 2
+            wire.prefill["p1"].senders.counters.blocks_acknowledged_total >= 2
         )
         turn_until(acknowledged, wire, wire.decode, *wire.prefill.values())
         wire.cut("p1")

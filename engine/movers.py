@@ -1,0 +1,68 @@
+"""Which transports a worker has, made from its config."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from core.blocks import BlockLife
+from core.kv_layout import KVLayout
+from engine.config import EngineConfig
+from engine.kvcache.storage import Storage
+from kvtransfer.config import TransferConfig
+from kvtransfer.events import PostEvent
+from kvtransfer.transports.base import Sender
+from kvtransfer.transports.choice import Receivers, Senders
+from kvtransfer.transports.intake import Intake
+from kvtransfer.transports.links.receiver import LinkReceiver
+from kvtransfer.transports.shm.receiver import ShmReceiver
+from kvtransfer.transports.shm.sender import ShmSender
+from kvtransfer.transports.tcp.receiver import TcpReceiver
+from kvtransfer.transports.tcp.sender import TcpSender
+
+AUTO, NONE = "auto", "none"
+
+
+def make_movers(
+    config: EngineConfig, life: BlockLife, storage: Storage, layout: KVLayout, post: PostEvent
+) -> tuple[Receivers, Senders]:
+    """Both ends of one worker, running. life: its generations are those of `storage.memory`, where shm is offered."""
+    transfer = TransferConfig(
+        data_host=config.data_host,
+        link_rate_bytes_s=config.link_rate_bytes_s,
+        ipc_dir=ipc_folder(config.ipc_dir),
+        shm_checksums=config.shm_checksums,
+    )
+    intake = Intake(life, storage.buffer, layout, post)
+    makers: dict[str, Callable[[PostEvent], Sender]] = {}
+    receivers: list[LinkReceiver] = []
+    if transfer.ipc_dir:
+        receivers.append(ShmReceiver(intake, transfer))
+        makers["shm"] = partial(_shm_sender, storage, layout, transfer)
+    receivers.append(TcpReceiver(intake, transfer))
+    makers["tcp"] = partial(_tcp_sender, storage, layout, transfer)
+    return Receivers(intake, receivers), Senders(makers, post)
+
+
+def ipc_folder(name: str) -> str:
+    """The directory that `--ipc-dir` means; "" for none. `auto`: one for each user of this host."""
+    if name == NONE:
+        return ""
+    if name == AUTO:
+        return str(Path(tempfile.gettempdir()) / f"baton-ipc-{os.getuid()}")
+    return name
+
+
+def _shm_sender(
+    storage: Storage, layout: KVLayout, transfer: TransferConfig, post: PostEvent
+) -> Sender:
+    return ShmSender(storage.memory, layout, post, transfer)
+
+
+def _tcp_sender(
+    storage: Storage, layout: KVLayout, transfer: TransferConfig, post: PostEvent
+) -> Sender:
+    return TcpSender(storage.buffer, layout, post, transfer)

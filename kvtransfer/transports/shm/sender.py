@@ -1,0 +1,77 @@
+"""P's end of shm: says which bytes of the pool lie ready; D copies them."""
+
+from __future__ import annotations
+
+import socket
+
+from crc32c import crc32c
+
+from core.kv_layout import KVLayout
+from kvtransfer.config import TransferConfig
+from kvtransfer.counters import TransferCounters
+from kvtransfer.events import PostEvent
+from kvtransfer.pool_memory import PoolMemory
+from kvtransfer.session import SourceBlock
+from kvtransfer.transports.links import wire
+from kvtransfer.transports.links.sender import LinkSender
+from kvtransfer.transports.links.token_bucket import MAX_LIMITED_SLICE_BYTES
+from kvtransfer.transports.links.wire import Announcement, Entry
+from kvtransfer.transports.outbox import Outbox, OutgoingRun
+from kvtransfer.transports.shm import sockets
+
+MAX_RUN_BYTES = 1 << 20
+"""Most bytes that a run of several blocks carries, so that sessions take turns."""
+
+
+class ShmSender(LinkSender):
+    """`transports.base.Sender` through shared memory."""
+
+    def __init__(
+        self, memory: PoolMemory, layout: KVLayout, post: PostEvent, config: TransferConfig
+    ) -> None:
+        max_bytes = MAX_LIMITED_SLICE_BYTES if config.link_rate_bytes_s else MAX_RUN_BYTES
+        outbox = Outbox(
+            memory.buffer, layout, post, TransferCounters(),
+            max_run_blocks=wire.MAX_ENTRIES, max_run_bytes=max_bytes,
+        )  # fmt: skip
+        carrier = _ShmCarrier(memory, layout, is_checked=config.shm_checksums)
+        super().__init__("shm", outbox, carrier, post, config)
+
+
+class _ShmCarrier:
+    """See OutboundCarrier: the pool's descriptor goes with the first bytes, then announcements."""
+
+    def __init__(self, memory: PoolMemory, layout: KVLayout, *, is_checked: bool) -> None:
+        self._memory = memory
+        self._block_bytes = layout.block_bytes
+        self._is_checked = is_checked
+
+    def connect(self, address: str) -> socket.socket:
+        """See OutboundCarrier.connect. address: a path."""
+        return sockets.connect(address)
+
+    def greet(self, sock: socket.socket, hello: bytes) -> None:
+        """See OutboundCarrier.greet."""
+        socket.send_fds(sock, [hello], [self._memory.descriptor])
+
+    def pieces(self, run: OutgoingRun) -> list[memoryview]:
+        """See OutboundCarrier.pieces: one."""
+        session, attempt = run.session.key
+        announcement = Announcement(
+            self._is_checked, attempt, session, 0, run.group, run.first_layer, run.num_layers,
+            len(run.sources), run.place.offset_bytes, run.place.num_bytes, run.number,
+        )  # fmt: skip
+        entries = [self._entry(run, source) for source in run.sources]
+        return [memoryview(wire.pack_runs(announcement, entries))]
+
+    def bytes_beside(self, run: OutgoingRun) -> int:
+        """See OutboundCarrier.bytes_beside."""
+        return run.num_bytes
+
+    def _entry(self, run: OutgoingRun, source: SourceBlock) -> Entry:
+        checksum = 0
+        if self._is_checked:
+            start = source.block * self._block_bytes + run.place.offset_bytes
+            checksum = crc32c(self._memory.buffer[start : start + run.place.num_bytes])
+        generation = self._memory.generations[source.block]
+        return Entry(source.position, source.valid_slots, source.block, checksum, generation)
