@@ -14,7 +14,7 @@ from kvtransfer.pool_memory import PoolMemory
 from kvtransfer.session import SourceBlock
 from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.sender import LinkSender
-from kvtransfer.transports.links.token_bucket import MAX_LIMITED_SLICE_BYTES
+from kvtransfer.transports.links.token_bucket import TokenBucket
 from kvtransfer.transports.links.wire import Announcement, Entry
 from kvtransfer.transports.outbox import Outbox, OutgoingRun
 from kvtransfer.transports.shm import sockets
@@ -29,7 +29,8 @@ class ShmSender(LinkSender):
     def __init__(
         self, memory: PoolMemory, layout: KVLayout, post: PostEvent, config: TransferConfig
     ) -> None:
-        max_bytes = MAX_LIMITED_SLICE_BYTES if config.link_rate_bytes_s else MAX_RUN_BYTES
+        bucket = TokenBucket(config.link_rate_bytes_s)
+        max_bytes = bucket.slice_bytes if bucket.is_limited else MAX_RUN_BYTES
         outbox = Outbox(
             memory.buffer, layout, post, TransferCounters(),
             max_run_blocks=wire.MAX_ENTRIES, max_run_bytes=max_bytes,

@@ -21,7 +21,6 @@ from kvtransfer.events import (
     MoverEvent,
     RunAdmitted,
     SendFailed,
-    SessionComplete,
     SessionDrained,
 )
 from kvtransfer.session import SendSession, SourceBlock
@@ -183,21 +182,6 @@ def test_nothing_follows_the_first_open_before_it_is_answered() -> None:
         assert receiver.read(1)
 
 
-def test_destinations_share_a_limited_link() -> None:
-    config = replace(FAST, link_rate_bytes_s=300_000.0)
-    with tcp_pair(config=config) as p, tcp_pair() as q:
-        first = p.start(num_tokens=60)
-        p.push(first)
-        second = q.transfer(num_tokens=60)
-        q.expect(second)
-        p.sender.open(SendSession(*second.key, second.secret, q.receiver.addresses[0]))
-        p.sender.push(*second.key, 0, second.sources[0], 0, 3)
-        finish(p, first)
-        assert q.receiver.counters.received_bytes_total >= 0.25 * (
-            p.receiver.counters.received_bytes_total
-        )
-
-
 def test_a_stopped_receiver_does_not_hold_up_another() -> None:
     with tcp_pair() as p, closing(StubbornReceiver()) as stopped:
         p.sender.open(SendSession(SessionId(1), 0, bytes(32), stopped.address))
@@ -208,43 +192,6 @@ def test_a_stopped_receiver_does_not_hold_up_another() -> None:
         transfer = p.start(num_tokens=60)
         p.push(transfer)
         finish(p, transfer)
-
-
-def test_sessions_take_turns() -> None:
-    config = replace(FAST, link_rate_bytes_s=300_000.0)
-    with tcp_pair(config=config) as p:
-        long = p.start(num_tokens=80)
-        p.push(long)
-        short = p.start(num_tokens=4)
-        p.push(short)
-        finish(p, short, long)
-        assert p.received.index(SessionComplete(*short.key)) < len(p.received) // 2
-
-
-@pytest.mark.parametrize("rate", [200_000.0, 2_000_000.0])
-def test_a_link_holds_its_rate(rate: float) -> None:
-    config = replace(FAST, link_rate_bytes_s=rate)
-    with tcp_pair(config=config) as p:
-        transfer = p.transfer(num_tokens=100)
-        p.expect(transfer)
-        p.open(transfer)
-        started_s = time.monotonic()
-        p.push(transfer)
-        finish(p, transfer)
-        elapsed_s = time.monotonic() - started_s
-        num_bytes = p.sender.counters.sent_bytes_total
-        assert elapsed_s >= 0.9 * (num_bytes - 64 * 1024) / rate
-        assert p.sender.counters.blocks_acknowledged_total > 0
-
-
-def test_progress_under_a_rate_is_gradual() -> None:
-    config = replace(FAST, link_rate_bytes_s=100_000.0)
-    with tcp_pair(config=config) as p:
-        transfer = p.start(num_tokens=40)
-        p.push(transfer)
-        p.until(lambda: p.sender.counters.blocks_acknowledged_total >= 1)
-        assert p.sender.counters.blocks_outstanding >= 1
-        assert not p.events(SessionComplete)
 
 
 # ---- nothing is left
