@@ -64,13 +64,16 @@ _HELD_EXACTLY = {
 
 
 class Conversion(IntEnum):
-    """How far a plan may change KV on its way; each level allows what those before it do."""
+    """How far a plan may change KV on its way; each level allows what those before it do.
 
-    NONE = 0  # layouts are equal: bytes keep their place inside the block
-    EXACT = 1  # block sizes and ranks may differ, and KV dtypes where the new one holds every number of the old
-    LOSSY = (
-        2  # KV dtypes may differ as they like: the receiver's choice, since it reads what is left
-    )
+    NONE: layouts are equal, and bytes keep their place inside the block.
+    EXACT: block sizes and ranks may differ, and KV dtypes where the new one holds every number of the old.
+    LOSSY: KV dtypes may differ as they like. The receiver's choice, since it reads what is left.
+    """
+
+    NONE = 0
+    EXACT = 1
+    LOSSY = 2
 
 
 SERVED = Conversion.NONE
@@ -311,13 +314,6 @@ class KVLayout:
         groups = self.rank_groups(rank)
         return max(0 if group is None else group.used_bytes(self.block_size) for group in groups)
 
-    def _first_layer(self, stage: int) -> int:
-        """The model layer at which a stage begins. Layers left over go one each to the stages before the last one."""
-        num_layers = 1 + max(group.layers[-1] for group in self.groups)
-        least, num_left = divmod(num_layers, self.pipeline_ranks)
-        num_plain = self.pipeline_ranks - 1 - num_left  # leading stages without one more
-        return stage * least + min(max(0, stage - num_plain), num_left)
-
     def layer_run(self, group: int, first_layer: int, num_layers: int) -> Run:
         """The run of layers `[first_layer, first_layer + num_layers)` (places inside the group) of one block."""
         layer_bytes = self.groups[group].layer_bytes(self.block_size)
@@ -334,6 +330,13 @@ class KVLayout:
     def valid_slots(self, position: int, num_tokens: int) -> int:
         """How many slots of the block at `position` are filled by a sequence of `num_tokens` tokens."""
         return max(0, min(self.block_size, num_tokens - position * self.block_size))
+
+    def _first_layer(self, stage: int) -> int:
+        """The model layer at which a stage begins. Layers left over go one each to the stages before the last one."""
+        num_layers = 1 + max(group.layers[-1] for group in self.groups)
+        least, num_left = divmod(num_layers, self.pipeline_ranks)
+        num_plain = self.pipeline_ranks - 1 - num_left  # leading stages without one more
+        return stage * least + min(max(0, stage - num_plain), num_left)
 
 
 def is_exact(source_dtype: str, destination_dtype: str) -> bool:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from core.errors import LayoutMismatch
 from core.kv_layout import SERVED, Conversion, KVLayout, conversion_obstacles
-from kvtransfer.routes import PlannedRun, RankPair, Route, Stretch, common, givers, rank_pairs
+from kvtransfer.routes import PlannedRun, RankPair, SlotMove, common, givers, rank_pairs
 
 
 class Extent(NamedTuple):
@@ -72,7 +72,7 @@ class Piece(NamedTuple):
 
     source_position: int
     cells: Cells
-    runs: list[PlannedRun]
+    runs: tuple[PlannedRun, ...]
 
 
 class SlotConversion(NamedTuple):
@@ -105,6 +105,13 @@ class TransferPlan:
         """The layout of the blocks that are sent: the source's, in the destination's KV dtypes."""
         return _wire(self.source, self.destination)
 
+    def pair(self, source_rank: int, destination_rank: int) -> RankPair:
+        """The pair of these ranks; LayoutMismatch when they share nothing."""
+        for pair in self.pairs:
+            if pair[:2] == (source_rank, destination_rank):
+                return pair
+        raise LayoutMismatch(f"rank {source_rank} has nothing for rank {destination_rank}")
+
     def num_layers(self, rank: int) -> list[int]:
         """For each KV group, the layers that a destination rank holds."""
         groups = range(len(self.destination.groups))
@@ -130,16 +137,33 @@ class TransferPlan:
         layers = common(route.layers, asked)
         if not layers:
             return []
-        return [
-            self._piece(route, extent.group, layers, stretch, num_tokens)
-            for stretch in self._stretches(extent, num_tokens)
-        ]
+        # most blocks of a sequence lie to each other as others do
+        runs: dict[SlotMove, tuple[PlannedRun, ...]] = {}
+        pieces = []
+        for source_position, position, slots in self._moves(extent, num_tokens):
+            if slots not in runs:
+                runs[slots] = route.runs(layers, slots)
+            cells = Cells(
+                group=extent.group,
+                position=position,
+                first_layer=layers.start - route.destination.layers.start,
+                num_layers=len(layers),
+                end_slot=min(
+                    slots.slot + slots.num_slots,
+                    self.destination.valid_slots(position, num_tokens),
+                ),
+                first_slot=slots.slot,
+                share=route.share,
+            )
+            pieces.append(Piece(source_position, cells, runs[slots]))
+        return pieces
 
     def piece_of(self, pair: RankPair, cells: Cells, num_tokens: int) -> Piece:
         """The piece that fills exactly these cells; LayoutMismatch when the pair has none. No field is trusted."""
         pieces = []
         size = self.destination.block_size
-        if 0 <= cells.group < len(pair.routes) and 0 <= cells.first_slot < cells.end_slot <= size:
+        is_in_block = cells.position >= 0 and 0 <= cells.first_slot < cells.end_slot <= size
+        if is_in_block and 0 <= cells.group < len(pair.routes):
             route = pair.routes[cells.group]
             first_place = route.destination.layers.start if route else 0
             start = cells.position * size
@@ -156,25 +180,8 @@ class TransferPlan:
             raise LayoutMismatch(f"no piece from {pair_name} fills {cells}")
         return pieces[0]
 
-    def _piece(
-        self, route: Route, group: int, layers: range, stretch: Stretch, num_tokens: int
-    ) -> Piece:
-        cells = Cells(
-            group=group,
-            position=stretch.position,
-            first_layer=layers.start - route.destination.layers.start,
-            num_layers=len(layers),
-            end_slot=min(
-                stretch.slot + stretch.num_slots,
-                self.destination.valid_slots(stretch.position, num_tokens),
-            ),
-            first_slot=stretch.slot,
-            share=route.share,
-        )
-        return Piece(stretch.source_position, cells, route.runs(layers, stretch))
-
-    def _stretches(self, extent: Extent, num_tokens: int) -> Iterator[Stretch]:
-        """The tokens of an extent, cut where a block of either side ends."""
+    def _moves(self, extent: Extent, num_tokens: int) -> Iterator[tuple[int, int, SlotMove]]:
+        """The tokens of an extent, cut where a block of either side ends: both positions, and the slots."""
         source_size, size = self.source.block_size, self.destination.block_size
         token, end_token = extent.first_token, extent.end_token
         if source_size == size and token < end_token == num_tokens:
@@ -183,7 +190,7 @@ class TransferPlan:
             source_position, source_slot = divmod(token, source_size)
             position, slot = divmod(token, size)
             num_slots = min(source_size - source_slot, size - slot, end_token - token)
-            yield Stretch(source_position, source_slot, position, slot, num_slots)
+            yield source_position, position, SlotMove(source_slot, slot, num_slots)
             token += num_slots
 
 

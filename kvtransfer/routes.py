@@ -21,12 +21,10 @@ class PlannedRun(NamedTuple):
     num_bytes: int
 
 
-class Stretch(NamedTuple):
-    """Tokens that lie in one block on either side."""
+class SlotMove(NamedTuple):
+    """Slots that follow each other in one block of either side: where they begin in each, and how many."""
 
-    source_position: int
     source_slot: int
-    position: int
     slot: int
     num_slots: int
 
@@ -52,12 +50,12 @@ class Route:
     destination_block_size: int
     slot: SlotFormat
 
-    def runs(self, layers: range, stretch: Stretch) -> list[PlannedRun]:
-        """The fewest runs that carry these layers of a stretch."""
-        sizes = {stretch.num_slots, self.source_block_size, self.destination_block_size}
+    def runs(self, layers: range, slots: SlotMove) -> tuple[PlannedRun, ...]:
+        """The fewest runs that carry these slots of these layers."""
+        sizes = {slots.num_slots, self.source_block_size, self.destination_block_size}
         if len(sizes) == 1:
-            return self._slab_runs(layers)
-        return self._slot_runs(layers, stretch)
+            return tuple(self._slab_runs(layers))
+        return tuple(self._slot_runs(layers, slots))
 
     def _slab_runs(self, layers: range) -> list[PlannedRun]:
         """Whole slabs: one run a layer, or one in all where both ranks hold these heads and no others."""
@@ -75,7 +73,7 @@ class Route:
             for layer in starts
         ]
 
-    def _slot_runs(self, layers: range, stretch: Stretch) -> list[PlannedRun]:
+    def _slot_runs(self, layers: range, slots: SlotMove) -> list[PlannedRun]:
         """Some slots: one run for each part of each slab, since the parts are apart on one side at least."""
         source_parts = self.slot.slab_parts(self.source_block_size)
         parts = self.slot.slab_parts(self.destination_block_size)
@@ -83,9 +81,9 @@ class Route:
         slab_bytes = self.slot.slot_bytes * self.destination_block_size
         places = [
             (
-                source_part.offset_bytes + stretch.source_slot * part.slot_bytes,
-                part.offset_bytes + stretch.slot * part.slot_bytes,
-                stretch.num_slots * part.slot_bytes,
+                source_part.offset_bytes + slots.source_slot * part.slot_bytes,
+                part.offset_bytes + slots.slot * part.slot_bytes,
+                slots.num_slots * part.slot_bytes,
             )
             for source_part, part in zip(source_parts, parts, strict=True)
         ]

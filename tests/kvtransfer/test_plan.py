@@ -221,6 +221,7 @@ def test_cells_that_no_piece_has_are_refused(transfer: Transfer, data: st.DataOb
     except LayoutMismatch:
         return
     assert found.cells == cells
+    assert min(found.source_position, cells.position) >= 0
     block_sizes = (
         transfer.plan.wire.rank_block_bytes(pair.source_rank),
         transfer.plan.destination.rank_block_bytes(pair.destination_rank),
@@ -228,6 +229,38 @@ def test_cells_that_no_piece_has_are_refused(transfer: Transfer, data: st.DataOb
     for run in found.runs:
         assert 0 <= run.source_offset_bytes <= block_sizes[0] - run.num_bytes
         assert 0 <= run.destination_offset_bytes <= block_sizes[1] - run.num_bytes
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"group": -1},
+        {"group": 1},
+        {"position": -1},
+        {"position": 3},
+        {"first_layer": 3},
+        {"num_layers": 0},
+        {"num_layers": 2**40},
+        {"first_slot": -1},
+        {"end_slot": 0},
+        {"end_slot": 2**60},
+        {"share": 1},
+    ],
+)
+def test_a_lie_of_a_peer_is_refused_at_once(lie: dict[str, int]) -> None:
+    plan = build_plan(make_layout(6), make_layout(4), Conversion.EXACT)
+    pair = plan.pair(0, 0)
+    piece = plan.pieces(pair, Extent(0, 0, 3, 0, 9), num_tokens=9)[0]
+    assert plan.piece_of(pair, piece.cells, 9) == piece
+    with pytest.raises(LayoutMismatch, match="no piece from rank 0 to rank 0 fills"):
+        plan.piece_of(pair, piece.cells._replace(**lie), 9)
+
+
+def test_ranks_that_share_nothing_are_no_pair() -> None:
+    plan = build_plan(make_layout(tensor_ranks=2), make_layout(tensor_ranks=2))
+    assert plan.pair(1, 1).destination_rank == 1
+    with pytest.raises(LayoutMismatch, match="rank 0 has nothing for rank 1"):
+        plan.pair(0, 1)
 
 
 @given(layout_pairs(), st.integers(1, 70), st.data())
@@ -252,7 +285,7 @@ def test_equal_layouts_need_one_run_a_block_and_layer_range(
             layer_bytes = shape.layer_bytes(layout.block_size)
             offset = piece.cells.first_layer * layer_bytes
             num_bytes = piece.cells.num_layers * layer_bytes
-            assert piece.runs == [PlannedRun(offset, offset, num_bytes)]
+            assert piece.runs == (PlannedRun(offset, offset, num_bytes),)
     covered = {pair.destination_rank for pair in plan.pairs if pair.routes[group]}
     assert covered == {r for r in range(layout.num_ranks) if layout.rank_groups(r)[group]}
 
@@ -283,14 +316,14 @@ def test_a_head_split_is_one_run_a_layer() -> None:
     assert pairs_of(plan) == [(0, 0), (0, 1)]
     (piece,) = plan.pieces(plan.pairs[1], Extent(0, 0, 3, 0, 3), num_tokens=3)
     slab = make_layout().groups[0].slab_bytes(4)
-    assert piece.runs == [PlannedRun((2 * i + 1) * slab, i * slab, slab) for i in range(3)]
+    assert list(piece.runs) == [PlannedRun((2 * i + 1) * slab, i * slab, slab) for i in range(3)]
 
 
 def test_a_pipeline_split_is_one_run_a_block() -> None:
     plan = build_plan(make_layout(), make_layout(pipeline_ranks=2), Conversion.EXACT)
     layer = make_layout().groups[0].layer_bytes(4)
     (piece,) = plan.pieces(plan.pairs[1], Extent(0, 0, 3, 0, 4), num_tokens=4)
-    assert piece.runs == [PlannedRun(2 * layer, 0, layer)]
+    assert piece.runs == (PlannedRun(2 * layer, 0, layer),)
     assert piece.cells[2:4] == (0, 1)
 
 
@@ -300,7 +333,7 @@ def test_other_block_sizes_move_k_and_v_of_each_head_apart() -> None:
     assert [(p.source_position, p.cells.position) for p in pieces] == [(0, 1), (1, 1), (1, 2)]
     assert [(p.cells.first_slot, p.cells.end_slot) for p in pieces] == [(0, 2), (2, 4), (0, 1)]
     row = 8  # two float32
-    assert pieces[0].runs == [
+    assert list(pieces[0].runs) == [
         PlannedRun((12 * head + 6 * part + 4) * row, (8 * head + 4 * part) * row, 2 * row)
         for head in range(2)
         for part in range(2)
