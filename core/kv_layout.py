@@ -11,12 +11,17 @@ each token's head, the scales of K and those of V, `[block_size]` float32 each:
 
 So a whole block is one run, a range of layers of it is one run, and a head range is one run a layer. Everything
 a transfer plan may convert is here; what must be equal is in `core.kv_identity`.
+
+A layout is a worker's and speaks of the whole model. Its ranks divide layers into stages and heads into shares; the
+pool of rank `stage * tensor_ranks + tensor rank` has blocks of what `KVLayout.rank_groups` names, in the same nesting.
+With one rank that is all of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 from core.errors import ConfigError
@@ -48,6 +53,36 @@ KV_DTYPE_ALIASES = {"fp8": "fp8_e4m3"}
 """Other names users know -> the name in KV_DTYPES, which is the only one that layouts and hashes see."""
 
 
+_HELD_EXACTLY = {
+    "float32": (
+        "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "int8_per_token_head", "fp8_per_token_head",
+    ),
+    "bfloat16": ("fp8_e4m3", "fp8_e5m2"),
+    "float16": ("fp8_e4m3", "fp8_e5m2"),
+}  # fmt: skip
+"""KV dtype -> the others whose every number it holds. A scaled format's number is element times scale in float32."""
+
+
+class Conversion(IntEnum):
+    """How far a plan may change KV on its way; each level allows what those before it do.
+
+    NONE: layouts are equal, and bytes keep their place inside the block.
+    EXACT: block sizes and ranks may differ, and KV dtypes where the new one holds every number of the old.
+    LOSSY: KV dtypes may differ as they like. The receiver's choice, since it reads what is left.
+    """
+
+    NONE = 0
+    EXACT = 1
+    LOSSY = 2
+
+
+SERVED = Conversion.NONE
+"""What the running system carries, in the one place that says so: transports know no places but equal ones yet.
+
+Routing asks `can_convert` and engines `kvtransfer.plan.build_plan`; both stop here unless told otherwise.
+"""
+
+
 class GroupKind(StrEnum):
     """What the layers of a group have in common: how far back they look and what they keep."""
 
@@ -62,6 +97,28 @@ class Run(NamedTuple):
 
     offset_bytes: int
     num_bytes: int
+
+
+class SlabPart(NamedTuple):
+    """One of the runs that a slab is made of: a value a slot, slot after slot."""
+
+    offset_bytes: int
+    slot_bytes: int
+
+
+class RankShare(NamedTuple):
+    """What a rank holds of one group.
+
+    layers: places inside the group, half-open; empty when the rank's stage has no layer of it.
+    heads: the model's KV heads, half-open.
+    """
+
+    layers: range
+    heads: range
+
+    def slab_index(self, layer: int, head: int) -> int:
+        """Which slab of the rank's block holds this layer (a place in the group) and head (of the model)."""
+        return (layer - self.layers.start) * len(self.heads) + head - self.heads.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +176,16 @@ class SlotFormat:
         """Where in a slab the scales of K begin; those of V follow them."""
         return 2 * self.head_dim * self.element_bytes * block_size
 
+    def slab_parts(self, block_size: int) -> list[SlabPart]:
+        """The runs of a slab, in order: K, V, and the scales of each where the format has them."""
+        row_bytes = self.head_dim * self.element_bytes
+        parts = [SlabPart(0, row_bytes), SlabPart(row_bytes * block_size, row_bytes)]
+        if self.has_scales:
+            scales = self.scales_offset_bytes(block_size)
+            parts.append(SlabPart(scales, SCALE_BYTES))
+            parts.append(SlabPart(scales + SCALE_BYTES * block_size, SCALE_BYTES))
+        return parts
+
 
 def _kv_dtype(name: str) -> KVDtype:
     if name not in KV_DTYPES:
@@ -132,7 +199,7 @@ class KVGroup:
 
     kind: what the layers keep.
     layers: model layer indices, ascending; position in this tuple is the layer's place inside a block.
-    num_kv_heads: KV heads a rank stores (the model's heads divided over tensor ranks).
+    num_kv_heads: KV heads that a block stores: the model's, or a rank's share of them in `KVLayout.rank_groups`.
     slot: how one token of one head is stored.
     window: tokens a sliding window looks back, None for full attention.
     """
@@ -170,13 +237,13 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """The layout of one worker's pool. Two workers may differ here as far as a plan can convert.
+    """The layout of one worker's KV. Two workers may differ here as far as a plan can convert.
 
     block_size: tokens (slots) in a block, a multiple of the cluster's hash block size.
-    groups: the KV groups, all padded to the same `block_bytes`.
+    groups: the model's KV groups, all padded to the same `block_bytes`.
     order: nesting inside a block; `layer_head_slab` is the only order today.
-    tensor_ranks: ranks that share the model's KV heads.
-    pipeline_ranks: ranks that share the model's layers.
+    tensor_ranks: ranks that share the model's KV heads; beyond one a head, several ranks hold the same head.
+    pipeline_ranks: stages that share the model's layers.
     """
 
     block_size: int
@@ -198,13 +265,54 @@ class KVLayout:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block of any group, padding included."""
+        """Bytes of one block of any group, padding included, in the pool of a worker of one rank."""
         return max(group.used_bytes(self.block_size) for group in self.groups)
 
     @property
     def num_ranks(self) -> int:
         """Ranks of the worker."""
         return self.tensor_ranks * self.pipeline_ranks
+
+    def head_copies(self, group: int) -> int:
+        """How many tensor ranks hold the same head of a group."""
+        return max(1, self.tensor_ranks // self.groups[group].num_kv_heads)
+
+    def divides_heads(self, group: int) -> bool:
+        """Whether tensor ranks get equal shares of a group's heads, or heads equally many ranks."""
+        num_heads = self.groups[group].num_kv_heads
+        return num_heads % self.tensor_ranks == 0 or self.tensor_ranks % num_heads == 0
+
+    def rank_share(self, group: int, rank: int) -> RankShare:
+        """What a rank holds of a group, divided as vLLM divides; only where `divides_heads`."""
+        assert 0 <= rank < self.num_ranks, f"rank {rank} is not one of {self.num_ranks}"
+        stage, tensor_rank = divmod(rank, self.tensor_ranks)
+        layers = self.groups[group].layers
+        num_heads = self.groups[group].num_kv_heads
+        first_layer, end_layer = self._first_layer(stage), self._first_layer(stage + 1)
+        first_head = tensor_rank * num_heads // self.tensor_ranks
+        return RankShare(
+            range(bisect_left(layers, first_layer), bisect_left(layers, end_layer)),
+            range(first_head, first_head + max(1, num_heads // self.tensor_ranks)),
+        )
+
+    def rank_groups(self, rank: int) -> tuple[KVGroup | None, ...]:
+        """The groups as blocks of one rank's pool store them; None for one of which it holds no layer."""
+        shares = [self.rank_share(index, rank) for index in range(len(self.groups))]
+        return tuple(
+            replace(
+                group,
+                layers=tuple(group.layers[place] for place in share.layers),
+                num_kv_heads=len(share.heads),
+            )
+            if share.layers
+            else None
+            for group, share in zip(self.groups, shares, strict=True)
+        )
+
+    def rank_block_bytes(self, rank: int) -> int:
+        """Bytes of one block of any group in one rank's pool, padding included; 0 when it holds no layer."""
+        groups = self.rank_groups(rank)
+        return max(0 if group is None else group.used_bytes(self.block_size) for group in groups)
 
     def layer_run(self, group: int, first_layer: int, num_layers: int) -> Run:
         """The run of layers `[first_layer, first_layer + num_layers)` (places inside the group) of one block."""
@@ -223,19 +331,68 @@ class KVLayout:
         """How many slots of the block at `position` are filled by a sequence of `num_tokens` tokens."""
         return max(0, min(self.block_size, num_tokens - position * self.block_size))
 
+    def _first_layer(self, stage: int) -> int:
+        """The model layer at which a stage begins. Layers left over go one each to the stages before the last one."""
+        num_layers = 1 + max(group.layers[-1] for group in self.groups)
+        least, num_left = divmod(num_layers, self.pipeline_ranks)
+        num_plain = self.pipeline_ranks - 1 - num_left  # leading stages without one more
+        return stage * least + min(max(0, stage - num_plain), num_left)
 
-def conversion_obstacles(source: KVLayout, destination: KVLayout) -> list[str]:
+
+def is_exact(source_dtype: str, destination_dtype: str) -> bool:
+    """Whether a conversion between two KV dtypes keeps every number, so that it loses no bits."""
+    return source_dtype in (destination_dtype, *_HELD_EXACTLY.get(destination_dtype, ()))
+
+
+def conversion_obstacles(
+    source: KVLayout, destination: KVLayout, allowed: Conversion = SERVED
+) -> list[str]:
     """Why no transfer plan leads from source to destination; empty when one does. Each names both values."""
-    checks = {
-        "block size": (source.block_size, destination.block_size),
-        "order": (source.order, destination.order),
-        "groups": (source.groups, destination.groups),
-        "tensor ranks": (source.tensor_ranks, destination.tensor_ranks),
-        "pipeline ranks": (source.pipeline_ranks, destination.pipeline_ranks),
+    checks: dict[str, tuple[object, object]] = {"order": (source.order, destination.order)}
+    if allowed is Conversion.NONE:
+        checks |= {
+            "block size": (source.block_size, destination.block_size),
+            "groups": (source.groups, destination.groups),
+            "tensor ranks": (source.tensor_ranks, destination.tensor_ranks),
+            "pipeline ranks": (source.pipeline_ranks, destination.pipeline_ranks),
+        }
+    elif len(source.groups) != len(destination.groups):
+        checks["number of groups"] = (len(source.groups), len(destination.groups))
+    else:
+        for index, pair in enumerate(zip(source.groups, destination.groups, strict=True)):
+            checks |= _group_checks(index, *pair, allowed)
+    obstacles = [
+        f"{name}: source {a}, destination {b}" for name, (a, b) in checks.items() if a != b
+    ]
+    return obstacles + _undivided_heads(source, destination)
+
+
+def _group_checks(
+    index: int, source: KVGroup, destination: KVGroup, allowed: Conversion
+) -> dict[str, tuple[object, object]]:
+    """What two groups must have in common for a plan at this level, by name."""
+    checks: dict[str, tuple[object, object]] = {
+        name: (getattr(source, name), getattr(destination, name))
+        for name in ("kind", "layers", "num_kv_heads", "window")
     }
-    return [f"{name}: source {a}, destination {b}" for name, (a, b) in checks.items() if a != b]
+    checks["head_dim"] = (source.slot.head_dim, destination.slot.head_dim)
+    dtypes = source.slot.dtype, destination.slot.dtype
+    if allowed is not Conversion.LOSSY and not is_exact(*dtypes):
+        checks["KV dtype (would lose bits)"] = dtypes
+    return {f"group {index} {name}": values for name, values in checks.items()}
 
 
-def can_convert(source: KVLayout, destination: KVLayout) -> bool:
+def _undivided_heads(source: KVLayout, destination: KVLayout) -> list[str]:
+    """Where either side's heads and tensor ranks do not divide."""
+    return [
+        f"group {index}: {side}'s {layout.tensor_ranks} tensor ranks and "
+        f"{group.num_kv_heads} KV heads do not divide"
+        for side, layout in (("source", source), ("destination", destination))
+        for index, group in enumerate(layout.groups)
+        if not layout.divides_heads(index)
+    ]
+
+
+def can_convert(source: KVLayout, destination: KVLayout, allowed: Conversion = SERVED) -> bool:
     """Whether a transfer plan exists from source to destination (kvtransfer builds it; a test holds both equal)."""
-    return not conversion_obstacles(source, destination)
+    return not conversion_obstacles(source, destination, allowed)

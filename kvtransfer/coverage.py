@@ -1,7 +1,9 @@
-"""Which slots of which layers of a session's blocks have arrived.
+"""Which slots of which layers of a session's blocks have arrived at one rank.
 
-The unit is one layer of one block, of which the first `valid_slots` slots count. A range is admitted
-once; "complete" is a fact that follows from what was admitted, never a message. Not thread-safe.
+The unit is one slot of one layer in one share: the heads of a rank come in one share from each source tensor rank
+that sends some, in a single one when layouts are equal. A range is some slots of some layers of one block in one
+share. Ranges come in any order, and each cell is admitted once; "complete" is a fact that follows from what was
+admitted, never a message. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -12,77 +14,113 @@ from collections.abc import Mapping, Sequence
 class Coverage:
     """What one session attempt lacks, and how much of it is there.
 
-    needed: for each KV group, block position -> slots that the session needs there.
+    needed: for each KV group, block position -> slots that the session needs there, the first ones of the block.
     num_layers: layers of each KV group.
+    num_shares: shares of each KV group; one everywhere when not given.
     """
 
-    def __init__(self, needed: Sequence[Mapping[int, int]], num_layers: Sequence[int]) -> None:
+    def __init__(
+        self,
+        needed: Sequence[Mapping[int, int]],
+        num_layers: Sequence[int],
+        num_shares: Sequence[int] | None = None,
+    ) -> None:
         assert len(needed) == len(num_layers), "coverage: one map of positions a group"
-        self._needed = [dict(positions) for positions in needed]
+        shares = [1] * len(num_layers) if num_shares is None else list(num_shares)
+        # (group, position) -> bit set of needed slots
+        self._needed = {
+            (group, position): (1 << num_slots) - 1
+            for group, positions in enumerate(needed)
+            for position, num_slots in positions.items()
+        }
         self._num_layers = list(num_layers)
-        # (group, position) -> slots covered in each layer, made at the first admission
+        self._num_rows = [a * b for a, b in zip(shares, num_layers, strict=True)]
+        # (group, position) -> bit set of covered slots for each layer of each share, made at the first admission
         self._covered: dict[tuple[int, int], list[int]] = {}
         self._num_lacking = sum(
-            sum(positions.values()) * layers
-            for positions, layers in zip(self._needed, num_layers, strict=True)
+            sum(positions.values()) * num_rows
+            for positions, num_rows in zip(needed, self._num_rows, strict=True)
         )
 
     @property
     def num_lacking(self) -> int:
-        """(slot, layer) cells that are still to come."""
+        """(slot, layer, share) cells that are still to come."""
         return self._num_lacking
 
     @property
     def is_complete(self) -> bool:
-        """Whether every needed slot of every layer is there."""
+        """Whether every needed slot of every layer of every share is there."""
         return self._num_lacking == 0
 
     def is_block_whole(self, group: int, position: int) -> bool:
-        """Whether every needed slot of every layer of one block is there."""
+        """Whether every needed slot of every layer of every share of one block is there."""
         covered = self._covered.get((group, position))
-        return covered is not None and min(covered) >= self._needed[group][position]
+        # no set has a slot that is not needed, so the least is whole only where all are
+        return covered is not None and min(covered) == self._needed[group, position]
 
     def lacking_layers(
-        self, group: int, position: int, first_layer: int, num_layers: int, valid_slots: int
+        self,
+        group: int,
+        position: int,
+        first_layer: int,
+        num_layers: int,
+        end_slot: int,
+        first_slot: int = 0,
+        share: int = 0,
     ) -> list[tuple[int, int]]:
-        """The parts of a run that would add something, as `(first layer, count)`, ascending.
+        """The parts of a range that would add some slot, as `(first layer, count)`, ascending.
 
         Empty when coverage has it all, or the session does not need the block.
         """
-        needed = min(valid_slots, self._needed[group].get(position, 0))
+        slots = self._needed.get((group, position), 0) & _bits(first_slot, end_slot)
         covered = self._covered.get((group, position))
-        if needed == 0:
+        if slots == 0:
             return []
         if covered is None:
             return [(first_layer, num_layers)]
-        cells = covered[first_layer : first_layer + num_layers]
-        if max(cells) < needed:
+        first_row = share * self._num_layers[group] + first_layer
+        rows = covered[first_row : first_row + num_layers]
+        if not any(rows):
             return [(first_layer, num_layers)]
-        return [] if min(cells) >= needed else _stretches_below(cells, needed, first_layer)
+        return _stretches_lacking(rows, slots, first_layer)
 
     def admit(
-        self, group: int, position: int, first_layer: int, num_layers: int, valid_slots: int
+        self,
+        group: int,
+        position: int,
+        first_layer: int,
+        num_layers: int,
+        end_slot: int,
+        first_slot: int = 0,
+        share: int = 0,
     ) -> bool:
-        """Count a run whose bytes are in place and verified; whether it added anything."""
-        needed = min(valid_slots, self._needed[group].get(position, 0))
-        if needed == 0:
+        """Count a range whose bytes are in place and verified; whether it added anything."""
+        slots = self._needed.get((group, position), 0) & _bits(first_slot, end_slot)
+        if slots == 0:
             return False
         covered = self._covered.get((group, position))
         if covered is None:
-            covered = self._covered[group, position] = [0] * self._num_layers[group]
-        end_layer = first_layer + num_layers
-        cells = covered[first_layer:end_layer]
-        num_added = sum(needed - cell for cell in cells if cell < needed)
-        covered[first_layer:end_layer] = [max(cell, needed) for cell in cells]
-        self._num_lacking -= num_added
+            covered = self._covered[group, position] = [0] * self._num_rows[group]
+        first_row = share * self._num_layers[group] + first_layer
+        end_row = first_row + num_layers
+        rows = covered[first_row:end_row]
+        num_added = sum([(slots & ~row).bit_count() for row in rows])
+        if num_added:
+            covered[first_row:end_row] = [row | slots for row in rows]
+            self._num_lacking -= num_added
         return num_added > 0
 
 
-def _stretches_below(cells: Sequence[int], limit: int, first: int) -> list[tuple[int, int]]:
-    """`(index + first, count)` of each unbroken stretch of cells below the limit."""
+def _bits(first: int, end: int) -> int:
+    """The bit set of `[first, end)`."""
+    return (1 << end) - (1 << first)
+
+
+def _stretches_lacking(rows: Sequence[int], slots: int, first: int) -> list[tuple[int, int]]:
+    """`(index + first, count)` of each unbroken stretch of rows that lack some of the slots."""
     stretches: list[tuple[int, int]] = []
-    for index, cell in enumerate(cells, first):
-        if cell >= limit:
+    for index, row in enumerate(rows, first):
+        if row & slots == slots:
             continue
         if stretches and sum(stretches[-1]) == index:
             stretches[-1] = (stretches[-1][0], stretches[-1][1] + 1)

@@ -10,13 +10,17 @@ from core.errors import ConfigError
 from core.kv_layout import (
     KV_DTYPE_ALIASES,
     KV_DTYPES,
+    SERVED,
+    Conversion,
     GroupKind,
     KVGroup,
     KVLayout,
+    RankShare,
     Run,
     SlotFormat,
     can_convert,
     conversion_obstacles,
+    is_exact,
 )
 
 
@@ -140,6 +144,106 @@ def test_num_ranks():
     assert make_layout(tensor_ranks=4, pipeline_ranks=2).num_ranks == 8
 
 
+@given(
+    dtype=st.sampled_from(sorted(KV_DTYPES)), head_dim=st.integers(1, 9), size=st.integers(1, 64)
+)
+def test_parts_tile_the_slab_and_end_with_the_scales(dtype, head_dim, size):
+    slot = SlotFormat.of(dtype, head_dim)
+    parts = slot.slab_parts(size)
+    end_bytes = 0
+    for part in parts:
+        assert part.offset_bytes == end_bytes
+        end_bytes += part.slot_bytes * size
+    assert end_bytes == slot.slot_bytes * size
+    if slot.has_scales:
+        assert parts[2].offset_bytes == slot.scales_offset_bytes(size)
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def shares_of(layout, group=0):
+    return [layout.rank_share(group, rank) for rank in range(layout.num_ranks)]
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "tensor_ranks", "heads"),
+    [
+        (8, 1, [(0, 8)]),
+        (8, 4, [(0, 2), (2, 4), (4, 6), (6, 8)]),
+        (2, 2, [(0, 1), (1, 2)]),
+        (2, 4, [(0, 1), (0, 1), (1, 2), (1, 2)]),
+        (1, 3, [(0, 1), (0, 1), (0, 1)]),
+    ],
+)
+def test_tensor_ranks_share_heads_or_hold_the_same(num_heads, tensor_ranks, heads):
+    layout = make_layout(make_group(num_kv_heads=num_heads), tensor_ranks=tensor_ranks)
+    assert [share.heads for share in shares_of(layout)] == [range(*pair) for pair in heads]
+    assert all(share.layers == range(3) for share in shares_of(layout))
+    assert layout.head_copies(0) == max(1, tensor_ranks // num_heads)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "stages"),
+    [(6, [3, 3]), (7, [2, 3, 2]), (8, [3, 3, 2]), (61, [15, 15, 16, 15]), (2, [0, 1, 1, 0])],
+)
+def test_stages_share_layers_as_vllm_divides_them(num_layers, stages):
+    layout = make_layout(make_group(num_layers=num_layers), pipeline_ranks=len(stages))
+    ends = [sum(stages[: index + 1]) for index in range(len(stages))]
+    expected = [range(end - count, end) for end, count in zip(ends, stages, strict=True)]
+    assert [share.layers for share in shares_of(layout)] == expected
+
+
+def test_a_stage_holds_the_layers_of_its_stretch_of_the_model_in_every_group():
+    even = replace(make_group(), layers=(0, 2, 4, 6))
+    odd = replace(make_group(), layers=(1, 3, 5))
+    last = replace(make_group(), layers=(7,))
+    layout = make_layout(even, odd, last, tensor_ranks=2, pipeline_ranks=2)
+    first_rank, last_rank = layout.rank_groups(1), layout.rank_groups(2)
+    assert first_rank == (
+        replace(even, layers=(0, 2), num_kv_heads=1),
+        replace(odd, layers=(1, 3), num_kv_heads=1),
+        None,
+    )
+    assert [group.layers for group in last_rank] == [(4, 6), (5,), (7,)]
+    assert layout.rank_share(0, 2) == RankShare(range(2, 4), range(1))
+    assert layout.rank_block_bytes(1) == 2 * make_group().slab_bytes(16)
+    assert layout.rank_share(0, 3).slab_index(3, 1) == 1
+
+
+def test_one_rank_holds_everything():
+    layout = make_layout(make_group(), replace(make_group(), layers=(3, 4)))
+    assert layout.rank_groups(0) == layout.groups
+    assert layout.rank_block_bytes(0) == layout.block_bytes
+
+
+def test_a_stage_without_layers_has_empty_blocks():
+    layout = make_layout(make_group(num_layers=1), pipeline_ranks=3)
+    assert [layout.rank_block_bytes(rank) for rank in range(3)].count(0) == 2
+
+
+@given(
+    copies=st.sampled_from([(1, 4), (2, 2), (4, 1), (4, 4)]),
+    pipeline_ranks=st.integers(1, 5),
+    layers=st.sets(st.integers(0, 9), min_size=1),
+)
+def test_every_layer_of_every_head_is_on_as_many_ranks_as_there_are_copies(
+    copies, pipeline_ranks, layers
+):
+    num_heads, tensor_ranks = copies
+    group = replace(make_group(num_kv_heads=num_heads), layers=tuple(sorted(layers)))
+    layout = make_layout(group, tensor_ranks=tensor_ranks, pipeline_ranks=pipeline_ranks)
+    held = [
+        (layer, head)
+        for share in shares_of(layout)
+        for layer in share.layers
+        for head in share.heads
+    ]
+    copies = layout.head_copies(0)
+    every = [(layer, head) for layer in range(len(layers)) for head in range(num_heads)]
+    assert sorted(held) == sorted(every * copies)
+
+
 # ---------------------------------------------------------------- validation
 
 
@@ -211,6 +315,75 @@ def test_each_difference_is_an_obstacle_that_names_both_values(other, obstacle):
     (found,) = conversion_obstacles(make_layout(), other)
     assert found.startswith(obstacle)
     assert "destination" in found
+
+
+def test_the_running_system_carries_equal_layouts_only():
+    """Until transports carry out plans; then this, and what routing tests say of it, has to change."""
+    assert SERVED is Conversion.NONE
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        make_layout(block_size=24),
+        make_layout(tensor_ranks=2),
+        make_layout(tensor_ranks=4),
+        make_layout(pipeline_ranks=5),
+        make_layout(block_size=48, tensor_ranks=2, pipeline_ranks=2),
+    ],
+)
+def test_an_exact_plan_takes_any_block_size_and_ranks(other):
+    assert not can_convert(make_layout(), other)
+    assert can_convert(make_layout(), other, Conversion.EXACT)
+    assert can_convert(other, make_layout(), Conversion.EXACT)
+
+
+@pytest.mark.parametrize(
+    ("source", "destination"), [(a, b) for a in KV_DTYPES for b in KV_DTYPES if a != b]
+)
+def test_a_lossy_dtype_is_an_obstacle_unless_chosen(source, destination):
+    layouts = make_layout(make_group(dtype=source)), make_layout(make_group(dtype=destination))
+    assert not can_convert(*layouts)
+    assert can_convert(*layouts, Conversion.LOSSY)
+    obstacles = conversion_obstacles(*layouts, Conversion.EXACT)
+    if is_exact(source, destination):
+        assert obstacles == []
+    else:
+        assert obstacles == [
+            f"group 0 KV dtype (would lose bits): source {source}, destination {destination}"
+        ]
+
+
+@pytest.mark.parametrize("allowed", [Conversion.EXACT, Conversion.LOSSY])
+@pytest.mark.parametrize(
+    ("other", "obstacle"),
+    [
+        (make_layout(make_group(num_layers=2)), "layers: source (0, 1, 2), destination (0, 1)"),
+        (make_layout(make_group(num_kv_heads=4)), "num_kv_heads: source 2, destination 4"),
+        (make_layout(make_group(head_dim=4)), "head_dim: source 8, destination 4"),
+        (
+            make_layout(replace(make_group(), kind=GroupKind.DRAFT)),
+            "kind: source full_attention, destination draft",
+        ),
+    ],
+)
+def test_no_plan_changes_what_the_model_is(other, obstacle, allowed):
+    assert conversion_obstacles(make_layout(), other, allowed) == [f"group 0 {obstacle}"]
+
+
+def test_another_number_of_groups_is_one_obstacle():
+    other = make_layout(make_group(), make_group())
+    (found,) = conversion_obstacles(make_layout(), other, Conversion.LOSSY)
+    assert found == "number of groups: source 1, destination 2"
+
+
+@pytest.mark.parametrize("allowed", list(Conversion))
+def test_heads_that_do_not_divide_over_ranks_are_an_obstacle_on_either_side(allowed):
+    layout = make_layout(make_group(num_kv_heads=4), tensor_ranks=3)
+    assert conversion_obstacles(layout, layout, allowed) == [
+        "group 0: source's 3 tensor ranks and 4 KV heads do not divide",
+        "group 0: destination's 3 tensor ranks and 4 KV heads do not divide",
+    ]
 
 
 def test_all_obstacles_are_listed():

@@ -66,6 +66,72 @@ def test_equals_a_set_of_cells(
         assert coverage.is_complete is (not lacking)
 
 
+NUM_SHARES = (2, 3)
+
+Cell = tuple[int, int, int, int, int]
+
+
+@st.composite
+def shared_ranges(draw: st.DrawFn) -> tuple[int, int, int, int, int, int, int]:
+    """Any slots of some layers of one share."""
+    group, position, first, count, end_slot = draw(ranges())
+    first_slot = draw(st.integers(0, end_slot - 1))
+    return (group, position, first, count, end_slot, first_slot,
+            draw(st.integers(0, NUM_SHARES[group] - 1)))  # fmt: skip
+
+
+def cells_of(
+    group: int, position: int, first: int, count: int, end_slot: int, first_slot: int, share: int
+) -> set[Cell]:
+    """The cells of a range, one by one, needed or not."""
+    return {
+        (group, position, share, layer, slot)
+        for layer in range(first, first + count)
+        for slot in range(first_slot, end_slot)
+    }
+
+
+@given(needs, st.lists(shared_ranges(), max_size=60))
+def test_slots_and_shares_in_any_order_equal_a_set_of_cells(
+    needed: tuple[dict[int, int], ...], runs: list[tuple[int, int, int, int, int, int, int]]
+) -> None:
+    coverage = Coverage(needed, NUM_LAYERS, NUM_SHARES)
+    wanted: dict[tuple[int, int], set[Cell]] = {
+        (group, position): set().union(
+            *(
+                cells_of(group, position, 0, NUM_LAYERS[group], slots, 0, share)
+                for share in range(NUM_SHARES[group])
+            )
+        )
+        for group, positions in enumerate(needed)
+        for position, slots in positions.items()
+    }
+    lacking = set().union(*wanted.values())
+    for run in runs:
+        new = cells_of(*run) & lacking
+        parts = coverage.lacking_layers(*run)
+        layers = [layer for first, count in parts for layer in range(first, first + count)]
+        assert layers == sorted({cell[3] for cell in new})
+        assert coverage.admit(*run) is bool(new)
+        assert not coverage.lacking_layers(*run)
+        assert coverage.admit(*run) is False
+        lacking -= new
+        assert coverage.num_lacking == len(lacking)
+        assert coverage.is_complete is (not lacking)
+        for place, block in wanted.items():
+            assert coverage.is_block_whole(*place) is (not block & lacking)
+
+
+def test_a_block_filled_from_its_end_by_two_ranks_is_whole_with_the_last_of_them() -> None:
+    coverage = Coverage([{0: 4}], [2], [2])
+    for share in (1, 0):
+        for first_slot, end_slot in ((3, 4), (0, 1), (1, 3)):
+            assert not coverage.is_block_whole(0, 0)
+            assert coverage.admit(0, 0, 0, 2, end_slot, first_slot, share)
+    assert coverage.is_block_whole(0, 0)
+    assert coverage.is_complete
+
+
 def test_the_partly_filled_last_block_is_complete_with_its_valid_slots() -> None:
     coverage = Coverage([{0: 4, 1: 1}], [2])
     assert coverage.admit(0, 0, 0, 2, 4)
