@@ -21,7 +21,7 @@ writer is told so, and posts that to the engine thread, which calls `settle`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
@@ -189,6 +189,24 @@ class BlockLife:
             if allowed:
                 self._writers[block] += 1
             return allowed
+
+    def enter_all(self, permit: Permit, blocks: Sequence[BlockId]) -> list[bool]:
+        """`enter` each of several blocks, in one critical section."""
+        with self._lock:
+            if permit not in self._live_permits:
+                return [False] * len(blocks)
+            generations, state, writers = permit.generations, self._state, self._writers
+            entered = [
+                generations.get(block) == self._generation[block] and state[block] in _WRITABLE
+                for block in blocks
+            ]
+            for block, is_inside in zip(blocks, entered, strict=True):
+                writers[block] += is_inside
+            return entered
+
+    def leave_all(self, blocks: Iterable[BlockId]) -> list[BlockId]:
+        """`leave` each of several blocks; those that are quarantined and have no writer now."""
+        return [block for block in blocks if self.leave(block)]
 
     def leave(self, block: BlockId) -> bool:
         """Come out of a block that `enter` let this caller into; whether it was the last out of a quarantined one."""

@@ -9,14 +9,14 @@ that it does not know.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from core.errors import TransferError
 from core.ids import BlockId, SessionId
 
 
-@dataclass(frozen=True, slots=True)
-class RunAdmitted:
+class RunAdmitted(msgspec.Struct, frozen=True):
     """D: layers `[first_layer, first_layer + num_layers)` of one block are in the pool, whole and
     verified.
 
@@ -33,8 +33,7 @@ class RunAdmitted:
     is_block_whole: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SessionComplete:
+class SessionComplete(msgspec.Struct, frozen=True):
     """D: coverage of the session is complete; every byte is in the pool and verified. Posted once
     an attempt.
     """
@@ -43,15 +42,13 @@ class SessionComplete:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class WriterLeft:
+class WriterLeft(msgspec.Struct, frozen=True):
     """D: the last writer is out of a quarantined block; `BlockLife.settle` frees it."""
 
     block: BlockId
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiveFailed:
+class ReceiveFailed(msgspec.Struct, frozen=True):
     """D: this attempt can never complete (checksum or protocol). Posted once; nothing of it is
     admitted after.
     """
@@ -61,8 +58,7 @@ class ReceiveFailed:
     error: TransferError
 
 
-@dataclass(frozen=True, slots=True)
-class BlockAcknowledged:
+class BlockAcknowledged(msgspec.Struct, frozen=True):
     """P: D has every layer of this block. The transport reads the block for this session no more."""
 
     session: SessionId
@@ -71,8 +67,7 @@ class BlockAcknowledged:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class SendFailed:
+class SendFailed(msgspec.Struct, frozen=True):
     """P: nothing more of this attempt will be sent: D refuses it or cannot be reached. Posted once.
 
     The engine still calls `close_session` and still waits for SessionDrained.
@@ -83,8 +78,7 @@ class SendFailed:
     error: TransferError
 
 
-@dataclass(frozen=True, slots=True)
-class SessionDrained:
+class SessionDrained(msgspec.Struct, frozen=True):
     """P: the answer to `close_session`: no byte of this attempt is read from the pool any more.
     Posted once.
 

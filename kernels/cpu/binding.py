@@ -64,6 +64,8 @@ def library() -> ctypes.CDLL:
     loaded.baton_run.restype = None
     loaded.baton_wait_mark.argtypes = [c_void_p, c_uint32, c_int32]
     loaded.baton_wait_mark.restype = c_uint32
+    loaded.baton_copy_runs.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64]
+    loaded.baton_copy_runs.restype = None
     loaded.baton_set_mark.argtypes, loaded.baton_set_mark.restype = [c_void_p, c_uint32], None
     _check_structs(loaded, path)
     return loaded

@@ -5,7 +5,7 @@ D (Receiver):
     at completion, abort and before a new attempt, on the engine thread, in this order:
         receiver.forget(session, attempt); life.revoke(permit); life.abort(block) for what is given
         up
-    A write is a slice of at most MAX_SLICE_BYTES, inside the block's writer count. `forget` does
+    A write is a slice of at most MAX_SLICE_BYTES or COPY_SLICE_BYTES, inside the block's writer count. `forget` does
     not wait for a slice
     that is inside already: `life.abort` then answers QUARANTINED, and WriterLeft(block) follows. A
         block that was
@@ -33,6 +33,9 @@ from kvtransfer.session import ReceiveSession, SendSession, SourceBlock
 
 MAX_SLICE_BYTES = 256 * 1024
 """Most bytes that one write puts into a block between two looks at its permit."""
+
+COPY_SLICE_BYTES = 1024 * 1024
+"""The same for a write that this process copies by itself, so that no peer can hold it up inside."""
 
 
 class Receiver(Protocol):

@@ -23,6 +23,7 @@ from __future__ import annotations
 import hmac
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 
 from crc32c import crc32c
@@ -36,7 +37,7 @@ from kvtransfer.coverage import Coverage
 from kvtransfer.events import PostEvent, ReceiveFailed, RunAdmitted, SessionComplete, WriterLeft
 from kvtransfer.session import ReceiveSession, SessionKey
 from kvtransfer.transports.base import MAX_SLICE_BYTES
-from kvtransfer.transports.runs import UNCHECKED, RunAnswer, RunHeader, RunPlaces
+from kvtransfer.transports.runs import UNCHECKED, RunAnswer, RunBatch, RunHeader, RunPlaces
 
 MAX_ENDED_SESSIONS = 4096
 """Ended sessions whose secret is remembered, so that a late peer is told from a stranger."""
@@ -145,6 +146,10 @@ class Intake:
         with self._lock:
             return key in self._live
 
+    def offset_bytes(self, group: int, first_layer: int, num_layers: int) -> int:
+        """Where in a block a run of these layers lies."""
+        return self._layout.layer_run(group, first_layer, num_layers).offset_bytes
+
     def count_received(self, num_bytes: int) -> None:
         """Bytes of runs have come, wherever they went."""
         with self._lock:
@@ -189,6 +194,76 @@ class Intake:
             other.fate = _Fate.COVERED
             live.writing.remove(other)
         return True
+
+    def enter_batch(self, batch: RunBatch, *, is_opened: bool) -> list[BlockId] | None:
+        """Go into the blocks of all runs for one slice that is all of them, or into none.
+
+        The blocks, in the batch's order; `leave_batch` must follow. None where some run has to be taken by itself:
+        it is late, covered in part or as a whole, or written by another connection. Raises TransferError as `begin`.
+        """
+        with self._lock:
+            live = self._live.get(batch.key) if is_opened else None
+            if live is None or live.is_failed or live.writing:
+                return None
+            self._check_batch(batch, live)
+            whole = [(batch.first_layer, batch.num_layers)]
+            lacking, group = live.coverage.lacking_layers, batch.group
+            for position, slots in zip(batch.positions, batch.valid_slots, strict=True):
+                if lacking(group, position, batch.first_layer, batch.num_layers, slots) != whole:
+                    return None
+            blocks = [live.blocks[group, position] for position in batch.positions]
+            entered = self.life.enter_all(live.session.permit, blocks)
+            if all(entered) and len(set(blocks)) == len(blocks):
+                return blocks
+            self._leave_all(block for block, yes in zip(blocks, entered, strict=True) if yes)
+            return None
+
+    def _leave_all(self, blocks: Iterable[BlockId]) -> None:
+        for block in self.life.leave_all(blocks):
+            self._post(WriterLeft(block))
+
+    def _check_batch(self, batch: RunBatch, live: _LiveSession) -> None:
+        """Raise unless all runs fit the plan; they differ in their slots only."""
+        try:
+            for index in {
+                batch.valid_slots.index(min(batch.valid_slots)),
+                batch.valid_slots.index(max(batch.valid_slots)),
+            }:
+                self._places.place(batch.header(index, UNCHECKED, 0))
+        except TransferError as error:
+            self._fail(live, error)
+            raise
+
+    def leave_batch(
+        self, batch: RunBatch, blocks: Sequence[BlockId], intact: Sequence[bool]
+    ) -> bool:
+        """Let the runs out of their blocks and admit those that are intact; whether all of them are in the pool."""
+        with self._lock:
+            self._leave_all(blocks)
+            self.counters.received_bytes_total += batch.num_bytes * len(blocks)
+            live = self._live.get(batch.key)
+            if live is None or live.is_failed:
+                self.counters.late_runs_total += len(blocks)
+                return False
+            self._admit_batch(live, batch, intact)
+            return all(intact)
+
+    def _admit_batch(self, live: _LiveSession, batch: RunBatch, intact: Sequence[bool]) -> None:
+        (session, attempt), group = batch.key, batch.group
+        first, count, coverage = batch.first_layer, batch.num_layers, live.coverage
+        num_admitted = 0
+        for position, slots, is_intact in zip(
+            batch.positions, batch.valid_slots, intact, strict=True
+        ):
+            if is_intact:
+                coverage.admit(group, position, first, count, slots)
+                is_whole = coverage.is_block_whole(group, position)
+                self._post(RunAdmitted(session, attempt, group, position, first, count, is_whole))
+                num_admitted += 1
+        self.counters.admitted_runs_total += num_admitted
+        self.counters.late_runs_total += len(intact) - num_admitted
+        if num_admitted and coverage.is_complete:
+            self._post(SessionComplete(session, attempt))
 
     def enter(self, run: IncomingRun) -> bool:
         """Let a run into its block for one slice; False when it has lost the right to write."""
@@ -277,7 +352,7 @@ class IncomingRun:
 
     __slots__ = (
         "_base_bytes", "_intake", "_parts", "_slice", "answer", "block", "checksum", "fate",
-        "header", "is_inside", "live", "num_bytes_left",
+        "header", "is_inside", "live", "num_bytes_left", "slice_offset_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -294,6 +369,7 @@ class IncomingRun:
         self._intake = intake
         self._slice = intake.scratch
         self._base_bytes = 0
+        self.slice_offset_bytes = 0  # of the slice in the pool, where it is one of it
         # half-open byte ranges of the payload that go into the pool; the rest goes to scratch
         self._parts: list[tuple[int, int]] = []
 
@@ -315,20 +391,20 @@ class IncomingRun:
             and theirs.first_layer < ours.first_layer + ours.num_layers
         )
 
-    def next_slice(self) -> memoryview:
-        """Where the next bytes go, at most MAX_SLICE_BYTES; `wrote` must follow before anything."""
+    def next_slice(self, max_bytes: int = MAX_SLICE_BYTES) -> memoryview:
+        """Where the next bytes go, at most `max_bytes`; `wrote` must follow before anything."""
         start = self.header.num_bytes - self.num_bytes_left
         end, is_pool = self._stretch(start)
         if is_pool and not self._intake.enter(self):
             if self.fate is _Fate.WRITING:
                 self.fate = _Fate.LATE
             end, is_pool = self.header.num_bytes, False
-        size = min(end - start, MAX_SLICE_BYTES)
+        size = min(end - start, max_bytes)
         if is_pool:
-            place = self._base_bytes + start
+            place = self.slice_offset_bytes = self._base_bytes + start
             self._slice = self._intake.pool[place : place + size]
         else:
-            self._slice = self._intake.scratch[:size]
+            self._slice = self._intake.scratch[: min(size, MAX_SLICE_BYTES)]
         return self._slice
 
     def wrote(self, num_bytes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from core.errors import LayoutMismatch, TransferError
@@ -38,6 +39,30 @@ class RunHeader(NamedTuple):
     def key(self) -> SessionKey:
         """The session that the run belongs to."""
         return (self.session, self.attempt)
+
+
+class RunBatch(NamedTuple):
+    """Runs of the same layers of several blocks, all of one session.
+
+    num_bytes: length of each run.
+    positions, valid_slots: one each a block.
+    """
+
+    key: SessionKey
+    rank: int
+    group: int
+    first_layer: int
+    num_layers: int
+    num_bytes: int
+    positions: Sequence[int]
+    valid_slots: Sequence[int]
+
+    def header(self, index: int, checksum: int, number: int) -> RunHeader:
+        """One of the runs by itself."""
+        return RunHeader(
+            *self.key, self.rank, self.group, self.positions[index], self.first_layer,
+            self.num_layers, self.valid_slots[index], self.num_bytes, checksum, number,
+        )  # fmt: skip
 
 
 class RunAnswer(NamedTuple):

@@ -48,6 +48,11 @@ void baton_ledger_claim(void* ledger) { static_cast<Ledger*>(ledger)->claim(); }
 void baton_ledger_release(void* ledger) { static_cast<Ledger*>(ledger)->release(); }
 int32_t baton_ledger_grant(void* ledger) { return static_cast<Ledger*>(ledger)->grant_now(); }
 
+// Copies `count` runs of num_bytes bytes, each from and to its own offset.
+void baton_copy_runs(char* to, const char* from, const int64_t* to_offsets, const int64_t* from_offsets, int64_t count, int64_t num_bytes) {
+    for (int64_t i = 0; i < count; i++) std::memcpy(to + to_offsets[i], from + from_offsets[i], num_bytes);
+}
+
 // ledger: null, or one that outlives the team.
 void* baton_team_create(int32_t num_threads, int32_t variant, void* ledger) {
     try {

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 
 from core.errors import TransferError
 from kvtransfer.counters import TransferCounters
 from kvtransfer.pool_memory import PeerPool
+from kvtransfer.transports.base import COPY_SLICE_BYTES
 from kvtransfer.transports.intake import Intake
 from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.inbound import InboundLink
 from kvtransfer.transports.links.wire import Announcement, Entry, FrameKind, Hello
-from kvtransfer.transports.runs import UNCHECKED, RunAnswer, RunHeader
+from kvtransfer.transports.runs import UNCHECKED, RunAnswer, RunBatch, RunHeader
+from kvtransfer.transports.shm.copying import RunCopier
 
 _BUFFER_BYTES = wire.FRAME_BYTES + wire.MAX_ENTRIES * wire.ENTRY_BYTES
 """The longest frame; what is read at once is dealt with before the next connection's turn."""
@@ -38,6 +41,7 @@ class ShmInbound(InboundLink):
         self._view = memoryview(self._buffer)
         self._filled_bytes = 0
         self._pool: PeerPool | None = None
+        self._copier: RunCopier | None = None
 
     def read(self) -> None:
         """See InboundLink.read."""
@@ -53,6 +57,7 @@ class ShmInbound(InboundLink):
     def close(self) -> None:
         """See InboundLink.close."""
         if self._pool is not None:
+            self._copier = None
             self._pool.close()
             self._pool = None
         super().close()
@@ -72,6 +77,7 @@ class ShmInbound(InboundLink):
             os.close(descriptor)
             raise TransferError("peer sent two pools")
         self._pool = PeerPool(descriptor)
+        self._copier = RunCopier(self._intake.pool, self._pool.buffer)
 
     def _take_frames(self) -> None:
         start = 0
@@ -111,14 +117,64 @@ class ShmInbound(InboundLink):
             raise TransferError(
                 f"peer announces bytes up to {head.offset_bytes + head.num_bytes} of blocks of {pool.block_bytes}"
             )
+        if max(entry.block for entry in entries) >= pool.num_blocks:
+            raise TransferError(
+                f"peer announces a block of a pool of {pool.num_blocks} that has none such"
+            )
+        if head.is_checked or head.num_bytes > COPY_SLICE_BYTES:
+            self._take_each(pool, head, entries)
+        else:
+            self._take_together(pool, head, entries)
+
+    def _take_together(self, pool: PeerPool, head: Announcement, entries: list[Entry]) -> None:
+        """All runs at once; one by one where some of them are not simply lacking."""
+        positions, slots, sources, _, generations = zip(*entries, strict=True)
+        batch = RunBatch(
+            head.key, head.rank, head.group, head.first_layer, head.num_layers, head.num_bytes,
+            positions, slots,
+        )  # fmt: skip
+        blocks = self._intake.enter_batch(batch, is_opened=head.key in self._opened)
+        if blocks is None:
+            self._take_each(pool, head, entries)
+            return
+        intact: Sequence[bool] = [False] * len(blocks)
+        try:
+            self._copy(pool, head, blocks, sources)
+            intact = self._unchanged(pool, sources, generations)
+        finally:
+            is_all = self._intake.leave_batch(batch, blocks, intact)
+        self._answer_run(head.key, RunAnswer(head.number, is_all))
+
+    def _copy(
+        self, pool: PeerPool, head: Announcement, blocks: Sequence[int], sources: Sequence[int]
+    ) -> None:
+        assert self._copier is not None
+        own, theirs, offset = self._intake.block_bytes, pool.block_bytes, head.offset_bytes
+        place = self._intake.offset_bytes(head.group, head.first_layer, head.num_layers)
+        self._copier.copy(
+            [block * own + place for block in blocks],
+            [block * theirs + offset for block in sources],
+            head.num_bytes,
+        )
+
+    def _unchanged(
+        self, pool: PeerPool, blocks: Sequence[int], generations: Sequence[int]
+    ) -> list[bool]:
+        """Which blocks are still in the life that was announced: looked at after their bytes were taken."""
+        now, is_there = pool.generations, not pool.is_gone
+        return [
+            is_there and now[block] == generation
+            for block, generation in zip(blocks, generations, strict=True)
+        ]
+
+    def _take_each(self, pool: PeerPool, head: Announcement, entries: list[Entry]) -> None:
         answers = [self._take_run(pool, head, entry) for entry in entries]
         if None not in answers:
             self._answer_run(head.key, RunAnswer(head.number, all(answers)))
 
     def _take_run(self, pool: PeerPool, head: Announcement, entry: Entry) -> bool | None:
         """Whether one block's run is in the pool; None when another connection answers for it."""
-        if entry.block >= pool.num_blocks:
-            raise TransferError(f"peer announces block {entry.block} of {pool.num_blocks}")
+        assert self._copier is not None
         checksum = entry.checksum if head.is_checked else UNCHECKED
         header = RunHeader(
             head.session, head.attempt, head.rank, head.group, entry.position, head.first_layer,
@@ -127,11 +183,11 @@ class ShmInbound(InboundLink):
         run = self._intake.begin(header, is_opened=head.key in self._opened)
         source = entry.block * pool.block_bytes + head.offset_bytes
         while run.num_bytes_left:
-            place = run.next_slice()
+            place = run.next_slice(COPY_SLICE_BYTES)
             if run.is_inside:
                 start = source + header.num_bytes - run.num_bytes_left
-                place[:] = pool.buffer[start : start + len(place)]
-                if pool.generations[entry.block] != entry.generation or pool.is_gone:
+                self._copier.copy([run.slice_offset_bytes], [start], len(place))
+                if not all(self._unchanged(pool, [entry.block], [entry.generation])):
                     run.wrote(0)
                     self._intake.abandon(run)
                     self._counters.late_runs_total += 1
