@@ -205,8 +205,15 @@ class BlockLife:
             return entered
 
     def leave_all(self, blocks: Iterable[BlockId]) -> list[BlockId]:
-        """`leave` each of several blocks; those that are quarantined and have no writer now."""
-        return [block for block in blocks if self.leave(block)]
+        """`leave` each of several blocks, in one critical section; those that are quarantined and empty now."""
+        writers, empty = self._writers, []
+        with self._lock:
+            for block in blocks:
+                assert writers[block] > 0, f"leave without enter, block {block}"
+                writers[block] -= 1
+                if not writers[block] and self._state[block] is BlockState.QUARANTINED:
+                    empty.append(block)
+        return empty
 
     def leave(self, block: BlockId) -> bool:
         """Come out of a block that `enter` let this caller into; whether it was the last out of a quarantined one."""

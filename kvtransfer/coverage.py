@@ -110,6 +110,50 @@ class Coverage:
             self._num_lacking -= num_added
         return num_added > 0
 
+    def lacks_all(
+        self,
+        group: int,
+        positions: Sequence[int],
+        first_layer: int,
+        num_layers: int,
+        end_slots: Sequence[int],
+    ) -> bool:
+        """Whether of each of these ranges of the first share nothing is covered, and something is needed."""
+        needed, covered = self._needed, self._covered
+        end_layer = first_layer + num_layers
+        for position, end_slot in zip(positions, end_slots, strict=True):
+            place = (group, position)
+            if not needed.get(place, 0) & ((1 << end_slot) - 1):
+                return False
+            rows = covered.get(place)
+            if rows is not None and any(rows[first_layer:end_layer]):
+                return False
+        return True
+
+    def admit_all(
+        self,
+        group: int,
+        positions: Sequence[int],
+        first_layer: int,
+        num_layers: int,
+        end_slots: Sequence[int],
+    ) -> list[bool]:
+        """`admit` each of several ranges that `lacks_all` speaks for; whether each one's block is whole now."""
+        is_whole_block = num_layers == self._num_rows[group]
+        whole: list[bool] = []
+        for position, end_slot in zip(positions, end_slots, strict=True):
+            place = (group, position)
+            if is_whole_block and place not in self._covered:
+                needed = self._needed.get(place, 0)
+                slots = needed & ((1 << end_slot) - 1)
+                self._covered[place] = [slots] * num_layers
+                self._num_lacking -= slots.bit_count() * num_layers
+                whole.append(slots == needed)
+            else:
+                self.admit(group, position, first_layer, num_layers, end_slot)
+                whole.append(self.is_block_whole(group, position))
+        return whole
+
 
 def _bits(first: int, end: int) -> int:
     """The bit set of `[first, end)`."""

@@ -162,20 +162,22 @@ def _pools(child: Child, run_bytes: int, *, is_checked: bool) -> Iterator[Decode
 
 
 def _memcpy_of(destination: PoolMemory, run_bytes: int) -> Callable[[], float]:
-    """Run by run with one thread, from memory that is there already."""
-    source = ctypes.create_string_buffer(POOL_BYTES)
-    ctypes.memset(source, 7, POOL_BYTES)
-    start = ctypes.addressof(
-        ctypes.c_char.from_buffer(destination.mapping, destination.header_bytes)
-    )
+    """Run by run with one thread, from another pool that is there already."""
+    source = PoolMemory(num_blocks_of(run_bytes), run_bytes)
+    source.buffer[:] = bytes(len(source.buffer))
 
     def seconds() -> float:
-        base, started = ctypes.addressof(source), time.perf_counter()
+        to, start = _address(destination), _address(source)
+        started = time.perf_counter()
         for offset in range(0, POOL_BYTES // run_bytes * run_bytes, run_bytes):
-            ctypes.memmove(start + offset, base + offset, run_bytes)
+            ctypes.memmove(to + offset, start + offset, run_bytes)
         return time.perf_counter() - started
 
     return seconds
+
+
+def _address(memory: PoolMemory) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory.mapping, memory.header_bytes))
 
 
 def _plain_seconds(child: Child, destination: PoolMemory, run_bytes: int) -> float:

@@ -205,13 +205,14 @@ class Intake:
             live = self._live.get(batch.key) if is_opened else None
             if live is None or live.is_failed or live.writing:
                 return None
-            self._check_batch(batch, live)
-            whole = [(batch.first_layer, batch.num_layers)]
-            lacking, group = live.coverage.lacking_layers, batch.group
-            for position, slots in zip(batch.positions, batch.valid_slots, strict=True):
-                if lacking(group, position, batch.first_layer, batch.num_layers, slots) != whole:
-                    return None
-            blocks = [live.blocks[group, position] for position in batch.positions]
+            try:
+                self._places.check(batch)
+            except TransferError as error:
+                self._fail(live, error)
+                raise
+            if not live.coverage.lacks_all(*batch.ranges):
+                return None
+            blocks = [live.blocks[batch.group, position] for position in batch.positions]
             entered = self.life.enter_all(live.session.permit, blocks)
             if all(entered) and len(set(blocks)) == len(blocks):
                 return blocks
@@ -221,18 +222,6 @@ class Intake:
     def _leave_all(self, blocks: Iterable[BlockId]) -> None:
         for block in self.life.leave_all(blocks):
             self._post(WriterLeft(block))
-
-    def _check_batch(self, batch: RunBatch, live: _LiveSession) -> None:
-        """Raise unless all runs fit the plan; they differ in their slots only."""
-        try:
-            for index in {
-                batch.valid_slots.index(min(batch.valid_slots)),
-                batch.valid_slots.index(max(batch.valid_slots)),
-            }:
-                self._places.place(batch.header(index, UNCHECKED, 0))
-        except TransferError as error:
-            self._fail(live, error)
-            raise
 
     def leave_batch(
         self, batch: RunBatch, blocks: Sequence[BlockId], intact: Sequence[bool]
@@ -245,25 +234,22 @@ class Intake:
             if live is None or live.is_failed:
                 self.counters.late_runs_total += len(blocks)
                 return False
-            self._admit_batch(live, batch, intact)
-            return all(intact)
+            if all(intact):
+                self._admit_batch(live, batch)
+                return True
+            self._admit_batch(live, batch.part(intact))
+            self.counters.late_runs_total += len(intact) - sum(intact)
+            return False
 
-    def _admit_batch(self, live: _LiveSession, batch: RunBatch, intact: Sequence[bool]) -> None:
+    def _admit_batch(self, live: _LiveSession, batch: RunBatch) -> None:
         (session, attempt), group = batch.key, batch.group
-        first, count, coverage = batch.first_layer, batch.num_layers, live.coverage
-        num_admitted = 0
-        for position, slots, is_intact in zip(
-            batch.positions, batch.valid_slots, intact, strict=True
-        ):
-            if is_intact:
-                coverage.admit(group, position, first, count, slots)
-                is_whole = coverage.is_block_whole(group, position)
-                self._post(RunAdmitted(session, attempt, group, position, first, count, is_whole))
-                num_admitted += 1
-        self.counters.admitted_runs_total += num_admitted
-        self.counters.late_runs_total += len(intact) - num_admitted
-        if num_admitted and coverage.is_complete:
-            self._post(SessionComplete(session, attempt))
+        first, count, post = batch.first_layer, batch.num_layers, self._post
+        whole = live.coverage.admit_all(*batch.ranges)
+        for position, is_whole in zip(batch.positions, whole, strict=True):
+            post(RunAdmitted(session, attempt, group, position, first, count, is_whole))
+        self.counters.admitted_runs_total += len(whole)
+        if live.coverage.is_complete:
+            post(SessionComplete(session, attempt))
 
     def enter(self, run: IncomingRun) -> bool:
         """Let a run into its block for one slice; False when it has lost the right to write."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import NamedTuple
 
 from core.errors import LayoutMismatch, TransferError
@@ -57,12 +58,17 @@ class RunBatch(NamedTuple):
     positions: Sequence[int]
     valid_slots: Sequence[int]
 
-    def header(self, index: int, checksum: int, number: int) -> RunHeader:
-        """One of the runs by itself."""
-        return RunHeader(
-            *self.key, self.rank, self.group, self.positions[index], self.first_layer,
-            self.num_layers, self.valid_slots[index], self.num_bytes, checksum, number,
-        )  # fmt: skip
+    @property
+    def ranges(self) -> tuple[int, Sequence[int], int, int, Sequence[int]]:
+        """What the runs bring, as `Coverage.admit_all` takes it."""
+        return self.group, self.positions, self.first_layer, self.num_layers, self.valid_slots
+
+    def part(self, wanted: Sequence[bool]) -> RunBatch:
+        """Those of the runs that are wanted."""
+        return self._replace(
+            positions=list(compress(self.positions, wanted)),
+            valid_slots=list(compress(self.valid_slots, wanted)),
+        )
 
 
 class RunAnswer(NamedTuple):
@@ -82,34 +88,41 @@ class RunPlaces:
 
     def place(self, header: RunHeader) -> Run:
         """The run's bytes inside its block; TransferError unless every field fits the layout."""
-        key = (header.group, header.first_layer, header.num_layers)
+        slots = header.valid_slots
+        return self._place(header, slots, slots)
+
+    def check(self, batch: RunBatch) -> Run:
+        """The same for runs of several blocks."""
+        return self._place(batch, min(batch.valid_slots), max(batch.valid_slots))
+
+    def _place(self, run: RunHeader | RunBatch, least_slots: int, most_slots: int) -> Run:
+        key = (run.group, run.first_layer, run.num_layers)
         place = self._places.get(key)
         if place is None:
-            self._check_layers(header)
+            self._check_layers(*key)
             place = self._places[key] = self._layout.layer_run(*key)
-        if header.num_bytes != place.num_bytes:
+        if run.num_bytes != place.num_bytes:
             raise LayoutMismatch(
-                f"run of {header.num_layers} layers is announced with {header.num_bytes} bytes; "
+                f"run of {run.num_layers} layers is announced with {run.num_bytes} bytes; "
                 f"here they are {place.num_bytes}"
             )
-        if not 1 <= header.valid_slots <= self._layout.block_size:
+        if least_slots < 1 or most_slots > self._layout.block_size:
+            wrong = least_slots if least_slots < 1 else most_slots
             raise LayoutMismatch(
-                f"run names {header.valid_slots} valid slots; "
-                f"the block size is {self._layout.block_size}"
+                f"run names {wrong} valid slots; the block size is {self._layout.block_size}"
             )
-        if header.rank >= self._layout.num_ranks:
+        if run.rank >= self._layout.num_ranks:
             raise TransferError(
-                f"run names rank {header.rank}; this worker has {self._layout.num_ranks}"
+                f"run names rank {run.rank}; this worker has {self._layout.num_ranks}"
             )
         return place
 
-    def _check_layers(self, header: RunHeader) -> None:
+    def _check_layers(self, group: int, first_layer: int, num_layers: int) -> None:
         groups = self._layout.groups
-        if header.group >= len(groups):
-            raise LayoutMismatch(f"run names group {header.group}; the layout has {len(groups)}")
-        num_layers = len(groups[header.group].layers)
-        end_layer = header.first_layer + header.num_layers
-        if header.num_layers < 1 or end_layer > num_layers:
+        if group >= len(groups):
+            raise LayoutMismatch(f"run names group {group}; the layout has {len(groups)}")
+        count, end_layer = len(groups[group].layers), first_layer + num_layers
+        if num_layers < 1 or end_layer > count:
             raise LayoutMismatch(
-                f"run names layers [{header.first_layer}, {end_layer}); the group has {num_layers}"
+                f"run names layers [{first_layer}, {end_layer}); the group has {count}"
             )

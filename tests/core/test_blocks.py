@@ -362,3 +362,34 @@ def test_of_many_writers_exactly_the_last_out_is_told():
             writer.join()
         assert len(told) == 1
         assert life.settle(BLOCK) is True
+
+
+# ---------------------------------------------------------------- several blocks at once
+
+
+def test_several_are_entered_and_left_as_each_would_be():
+    life = BlockLife(4)
+    for block in map(BlockId, range(3)):
+        life.allocate(block)
+    permit = life.grant(SESSION, 0, [BlockId(0), BlockId(1), BlockId(2)])
+    life.abort(BlockId(1))
+    life.allocate(BlockId(1))  # another life, which the permit is not for
+    blocks = [BlockId(block) for block in range(4)]
+    assert life.enter_all(permit, blocks) == [True, False, True, False]
+    assert [life.num_writers(block) for block in blocks] == [1, 0, 1, 0]
+    assert life.abort(BlockId(2)) is QUARANTINED
+    assert life.leave_all([BlockId(0), BlockId(2)]) == [BlockId(2)]
+    assert life.settle(BlockId(2))
+    life.revoke(permit)
+    assert life.enter_all(permit, blocks) == [False] * 4
+    with pytest.raises(AssertionError, match="leave without enter, block 0"):
+        life.leave_all([BlockId(0)])
+
+
+def test_generations_may_lie_elsewhere():
+    elsewhere = [0, 0]
+    life = BlockLife(2, elsewhere)
+    life.allocate(BLOCK)
+    assert elsewhere[BLOCK] == life.generation(BLOCK) == 1
+    with pytest.raises(AssertionError, match="one generation a block"):
+        BlockLife(3, elsewhere)

@@ -150,3 +150,41 @@ def test_fewer_slots_than_needed_leave_the_layer_lacking() -> None:
 
 def test_nothing_needed_is_complete() -> None:
     assert Coverage([{}, {}], [2, 2]).is_complete
+
+
+@given(needs, st.lists(ranges(), max_size=8), ranges(), st.data())
+def test_several_ranges_at_once_are_those_ranges_in_turn(
+    needed: tuple[dict[int, int], ...],
+    before: list[tuple[int, int, int, int, int]],
+    layers: tuple[int, int, int, int, int],
+    data: st.DataObject,
+) -> None:
+    together, in_turn = Coverage(needed, NUM_LAYERS), Coverage(needed, NUM_LAYERS)
+    for run in before:
+        assert together.admit(*run) == in_turn.admit(*run)
+    group, _, first, count, _ = layers
+    positions = data.draw(st.lists(st.integers(0, 5), min_size=1, unique=True))
+    slots = data.draw(
+        st.lists(st.integers(1, BLOCK_SIZE), min_size=len(positions), max_size=len(positions))
+    )
+    lacking = [
+        in_turn.lacking_layers(group, p, first, count, end)
+        for p, end in zip(positions, slots, strict=True)
+    ]
+    assert together.lacks_all(group, positions, first, count, slots) <= all(lacking)
+    if together.lacks_all(group, positions, first, count, slots):
+        whole = together.admit_all(group, positions, first, count, slots)
+        for p, end, is_whole in zip(positions, slots, whole, strict=True):
+            assert in_turn.admit(group, p, first, count, end)
+            assert in_turn.is_block_whole(group, p) == is_whole
+    assert together.num_lacking == in_turn.num_lacking
+    assert together.is_complete == in_turn.is_complete
+
+
+def test_what_is_partly_covered_is_not_wholly_lacking() -> None:
+    coverage = Coverage([{0: 4, 1: 4}], [3])
+    assert coverage.lacks_all(0, [0, 1], 0, 3, [4, 4])
+    assert not coverage.lacks_all(0, [0, 2], 0, 3, [4, 4])
+    coverage.admit(0, 1, 2, 1, 1)
+    assert not coverage.lacks_all(0, [0, 1], 0, 3, [4, 4])
+    assert coverage.lacks_all(0, [0, 1], 0, 2, [4, 4])

@@ -36,6 +36,7 @@ _HELLO = struct.Struct("<8sHH52s")
 _OPEN = struct.Struct(f"<B7xQI12x{SECRET_BYTES}s")
 _RUN = struct.Struct("<B7xQIHHIHHIQIQ8x")  # after the kind, the fields of RunHeader in order
 _RUNS = struct.Struct("<B?2xIQHHHHI4xQQQ8x")  # after the kind, the fields of Announcement in order
+_NUM_BLOCKS, _NUM_BLOCKS_AT = struct.Struct("<I"), 24
 _ENTRY = struct.Struct("<IIIIQ")
 ENTRY_BYTES = _ENTRY.size
 MAX_ENTRIES = 256
@@ -92,6 +93,16 @@ class Entry(NamedTuple):
     block: int
     checksum: int
     generation: int
+
+
+class Entries(NamedTuple):
+    """All entries of an announcement, field by field."""
+
+    positions: Sequence[int]
+    valid_slots: Sequence[int]
+    blocks: Sequence[int]
+    checksums: Sequence[int]
+    generations: Sequence[int]
 
 
 class Hello(NamedTuple):
@@ -160,18 +171,21 @@ def pack_runs(announcement: Announcement, entries: Sequence[Entry]) -> bytes:
 
 
 def parse_runs(frame: bytes | bytearray | memoryview) -> Announcement:
-    """An announcement without its entries; only their number is checked."""
-    announcement = Announcement._make(_RUNS.unpack(frame)[1:])
-    if not 1 <= announcement.num_blocks <= MAX_ENTRIES:
-        raise TransferError(
-            f"peer announces {announcement.num_blocks} blocks at once, not 1 to {MAX_ENTRIES}"
-        )
-    return announcement
+    """An announcement without its entries; nothing in it is checked."""
+    return Announcement._make(_RUNS.unpack(frame)[1:])
 
 
-def parse_entries(buffer: bytes | bytearray | memoryview) -> list[Entry]:
-    """The entries of an announcement; nothing in them is checked yet."""
-    return [Entry._make(fields) for fields in _ENTRY.iter_unpack(buffer)]
+def num_entries(frame: bytes | bytearray | memoryview) -> int:
+    """How many entries follow a RUNS frame; TransferError unless 1 to MAX_ENTRIES."""
+    (count,) = _NUM_BLOCKS.unpack_from(frame, _NUM_BLOCKS_AT)
+    if not 1 <= count <= MAX_ENTRIES:
+        raise TransferError(f"peer announces {count} blocks at once, not 1 to {MAX_ENTRIES}")
+    return int(count)
+
+
+def parse_entries(buffer: bytes | bytearray | memoryview) -> Entries:
+    """The entries of an announcement, at least one; nothing in them is checked yet."""
+    return Entries(*zip(*_ENTRY.iter_unpack(buffer), strict=True))
 
 
 def pack_answer(answer: Answer) -> bytes:

@@ -11,13 +11,14 @@ import socket
 from collections.abc import Sequence
 
 from core.errors import TransferError
+from core.ids import BlockId
 from kvtransfer.counters import TransferCounters
 from kvtransfer.pool_memory import PeerPool
 from kvtransfer.transports.base import COPY_SLICE_BYTES
 from kvtransfer.transports.intake import Intake
 from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.inbound import InboundLink
-from kvtransfer.transports.links.wire import Announcement, Entry, FrameKind, Hello
+from kvtransfer.transports.links.wire import Announcement, Entries, Entry, FrameKind, Hello
 from kvtransfer.transports.runs import UNCHECKED, RunAnswer, RunBatch, RunHeader
 from kvtransfer.transports.shm.copying import RunCopier
 
@@ -81,66 +82,75 @@ class ShmInbound(InboundLink):
 
     def _take_frames(self) -> None:
         start = 0
-        while self._filled_bytes - start >= wire.FRAME_BYTES:
-            size = self._frame_bytes(start)
-            if self._filled_bytes - start < size:
-                break
-            self._take_frame(self._view[start : start + size])
-            start += size
+        while (end := self._end_of_frame(start)) <= self._filled_bytes:
+            frame = self._view[start:end]
+            if len(frame) > wire.FRAME_BYTES:
+                head = wire.parse_runs(frame[: wire.FRAME_BYTES])
+                self._take_runs(head, frame[wire.FRAME_BYTES :])
+            else:
+                self._take_frame(bytes(frame))
+            start = end
         self._view[: self._filled_bytes - start] = bytes(self._view[start : self._filled_bytes])
         self._filled_bytes -= start
 
-    def _frame_bytes(self, start: int) -> int:
-        """Bytes of the frame that begins there, its entries included."""
-        if not self._said_hello or self._buffer[start] != FrameKind.RUNS:
-            return wire.FRAME_BYTES
-        head = wire.parse_runs(self._view[start : start + wire.FRAME_BYTES])
-        return wire.FRAME_BYTES + head.num_blocks * wire.ENTRY_BYTES
+    def _end_of_frame(self, start: int) -> int:
+        """Where the frame that begins there ends, its entries included."""
+        end = start + wire.FRAME_BYTES
+        if (
+            end > self._filled_bytes
+            or not self._said_hello
+            or self._buffer[start] != FrameKind.RUNS
+        ):
+            return end
+        return end + wire.ENTRY_BYTES * wire.num_entries(self._view[start:end])
 
-    def _take_frame(self, frame: memoryview) -> None:
+    def _take_frame(self, frame: bytes) -> None:
         if not self._said_hello:
-            self._take_hello(bytes(frame))
+            self._take_hello(frame)
             if self._pool is None:
                 raise TransferError("peer sent no pool with its first bytes")
         elif frame[0] == FrameKind.OPEN:
-            self._take_open(*wire.parse_open(bytes(frame)))
-        elif frame[0] == FrameKind.RUNS and self.is_trusted:
-            head = wire.parse_runs(frame[: wire.FRAME_BYTES])
-            self._take_runs(head, wire.parse_entries(frame[wire.FRAME_BYTES :]))
+            self._take_open(*wire.parse_open(frame))
         else:
             raise TransferError(f"frame of kind {frame[0]} where none may be")
 
-    def _take_runs(self, head: Announcement, entries: list[Entry]) -> None:
+    def _take_runs(self, head: Announcement, entries: memoryview) -> None:
         pool = self._pool
-        assert pool is not None
-        if head.offset_bytes + head.num_bytes > pool.block_bytes:
+        if not self.is_trusted or pool is None:
+            raise TransferError("runs announced where none may be")
+        end_bytes = head.offset_bytes + head.num_bytes
+        if end_bytes > pool.block_bytes:
             raise TransferError(
-                f"peer announces bytes up to {head.offset_bytes + head.num_bytes} of blocks of {pool.block_bytes}"
+                f"peer announces bytes up to {end_bytes} of blocks of {pool.block_bytes}"
             )
-        if max(entry.block for entry in entries) >= pool.num_blocks:
-            raise TransferError(
-                f"peer announces a block of a pool of {pool.num_blocks} that has none such"
-            )
-        if head.is_checked or head.num_bytes > COPY_SLICE_BYTES:
-            self._take_each(pool, head, entries)
-        else:
-            self._take_together(pool, head, entries)
-
-    def _take_together(self, pool: PeerPool, head: Announcement, entries: list[Entry]) -> None:
-        """All runs at once; one by one where some of them are not simply lacking."""
-        positions, slots, sources, _, generations = zip(*entries, strict=True)
+        columns = wire.parse_entries(entries)
+        if max(columns.blocks) >= pool.num_blocks:
+            raise TransferError(f"peer announces block {max(columns.blocks)} of {pool.num_blocks}")
         batch = RunBatch(
             head.key, head.rank, head.group, head.first_layer, head.num_layers, head.num_bytes,
-            positions, slots,
+            columns.positions, columns.valid_slots,
         )  # fmt: skip
-        blocks = self._intake.enter_batch(batch, is_opened=head.key in self._opened)
+        blocks = None
+        if not head.is_checked and head.num_bytes <= COPY_SLICE_BYTES:
+            blocks = self._intake.enter_batch(batch, is_opened=head.key in self._opened)
         if blocks is None:
-            self._take_each(pool, head, entries)
-            return
-        intact: Sequence[bool] = [False] * len(blocks)
+            self._take_each(pool, head, columns)
+        else:
+            self._take_together(pool, head, batch, blocks, columns)
+
+    def _take_together(
+        self,
+        pool: PeerPool,
+        head: Announcement,
+        batch: RunBatch,
+        blocks: list[BlockId],
+        columns: Entries,
+    ) -> None:
+        """All runs at once, into blocks that have been entered."""
+        intact = [False] * len(blocks)
         try:
-            self._copy(pool, head, blocks, sources)
-            intact = self._unchanged(pool, sources, generations)
+            self._copy(pool, head, blocks, columns.blocks)
+            intact = self._unchanged(pool, columns.blocks, columns.generations)
         finally:
             is_all = self._intake.leave_batch(batch, blocks, intact)
         self._answer_run(head.key, RunAnswer(head.number, is_all))
@@ -167,8 +177,10 @@ class ShmInbound(InboundLink):
             for block, generation in zip(blocks, generations, strict=True)
         ]
 
-    def _take_each(self, pool: PeerPool, head: Announcement, entries: list[Entry]) -> None:
-        answers = [self._take_run(pool, head, entry) for entry in entries]
+    def _take_each(self, pool: PeerPool, head: Announcement, columns: Entries) -> None:
+        answers = [
+            self._take_run(pool, head, Entry(*entry)) for entry in zip(*columns, strict=True)
+        ]
         if None not in answers:
             self._answer_run(head.key, RunAnswer(head.number, all(answers)))
 
