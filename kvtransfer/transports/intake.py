@@ -293,7 +293,7 @@ class Intake:
                 is_covered = not live.coverage.lacking_layers(*_range(header))
                 return RunAnswer(header.number, True) if is_covered else None
             if header.checksum not in (run.checksum, UNCHECKED):
-                self._fail_checksum(live, run)
+                self._fail_checksum(live, header, run.checksum)
                 return RunAnswer(header.number, False)
             self._admit(live, header)
             return RunAnswer(header.number, True)
@@ -318,12 +318,24 @@ class Intake:
         if live.coverage.is_complete:
             self._post(SessionComplete(session, attempt))
 
-    def _fail_checksum(self, live: _LiveSession, run: IncomingRun) -> None:
+    def fail_checksum(
+        self, batch: RunBatch, found: Sequence[int], announced: Sequence[int]
+    ) -> None:
+        """Fail the session of a batch for the first of its runs that is not what was announced."""
+        with self._lock:
+            live = self._live.get(batch.key)
+            wrong = next(
+                i for i, pair in enumerate(zip(found, announced, strict=True)) if len(set(pair)) > 1
+            )
+            if live is not None:
+                header = batch.header(wrong, announced[wrong], 0)
+                self._fail_checksum(live, header, found[wrong])
+
+    def _fail_checksum(self, live: _LiveSession, header: RunHeader, found: int) -> None:
         self.counters.checksum_errors_total += 1
-        header = run.header
         message = (
             f"run of block position {header.position}, layers from {header.first_layer}: "
-            f"CRC-32C announced {header.checksum:#010x}, received {run.checksum:#010x}"
+            f"CRC-32C announced {header.checksum:#010x}, received {found:#010x}"
         )
         self._fail(live, ChecksumMismatch(message))
 

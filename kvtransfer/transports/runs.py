@@ -58,6 +58,13 @@ class RunBatch(NamedTuple):
     positions: Sequence[int]
     valid_slots: Sequence[int]
 
+    def header(self, index: int, checksum: int, number: int) -> RunHeader:
+        """One of the runs by itself."""
+        return RunHeader(
+            *self.key, self.rank, self.group, self.positions[index], self.first_layer,
+            self.num_layers, self.valid_slots[index], self.num_bytes, checksum, number,
+        )  # fmt: skip
+
     @property
     def ranges(self) -> tuple[int, Sequence[int], int, int, Sequence[int]]:
         """What the runs bring, as `Coverage.admit_all` takes it."""

@@ -16,7 +16,7 @@ more; then nothing waits. A receiver believes no length: `runs.RunPlaces`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -164,8 +164,10 @@ def parse_run(frame: bytes | bytearray) -> RunHeader:
     return RunHeader._make(_RUN.unpack(frame)[1:])
 
 
-def pack_runs(announcement: Announcement, entries: Sequence[Entry]) -> bytes:
-    """A RUNS frame and its entries."""
+def pack_runs(
+    announcement: Announcement, entries: Iterable[tuple[int, int, int, int, int]]
+) -> bytes:
+    """A RUNS frame and its entries, each with the fields of Entry."""
     frame = _RUNS.pack(FrameKind.RUNS, *announcement)
     return frame + b"".join([_ENTRY.pack(*entry) for entry in entries])
 

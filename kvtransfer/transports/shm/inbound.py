@@ -10,11 +10,13 @@ import os
 import socket
 from collections.abc import Sequence
 
+from crc32c import crc32c
+
 from core.errors import TransferError
 from core.ids import BlockId
 from kvtransfer.counters import TransferCounters
 from kvtransfer.pool_memory import PeerPool
-from kvtransfer.transports.base import COPY_SLICE_BYTES
+from kvtransfer.transports.base import COPY_SLICE_BYTES, MAX_SLICE_BYTES
 from kvtransfer.transports.intake import Intake
 from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.inbound import InboundLink
@@ -131,7 +133,7 @@ class ShmInbound(InboundLink):
             columns.positions, columns.valid_slots,
         )  # fmt: skip
         blocks = None
-        if not head.is_checked and head.num_bytes <= COPY_SLICE_BYTES:
+        if head.num_bytes <= COPY_SLICE_BYTES:
             blocks = self._intake.enter_batch(batch, is_opened=head.key in self._opened)
         if blocks is None:
             self._take_each(pool, head, columns)
@@ -149,23 +151,33 @@ class ShmInbound(InboundLink):
         """All runs at once, into blocks that have been entered."""
         intact = [False] * len(blocks)
         try:
-            self._copy(pool, head, blocks, columns.blocks)
+            checksums = self._copy(pool, head, blocks, columns.blocks)
             intact = self._unchanged(pool, columns.blocks, columns.generations)
+            if head.is_checked and all(intact) and checksums != list(columns.checksums):
+                self._intake.fail_checksum(batch, checksums, columns.checksums)
         finally:
             is_all = self._intake.leave_batch(batch, blocks, intact)
         self._answer_run(head.key, RunAnswer(head.number, is_all))
 
     def _copy(
         self, pool: PeerPool, head: Announcement, blocks: Sequence[int], sources: Sequence[int]
-    ) -> None:
+    ) -> list[int]:
+        """Copy each source block's run to its place in a block of ours; their checksums, where they are wanted."""
         assert self._copier is not None
         own, theirs, offset = self._intake.block_bytes, pool.block_bytes, head.offset_bytes
         place = self._intake.offset_bytes(head.group, head.first_layer, head.num_layers)
-        self._copier.copy(
-            [block * own + place for block in blocks],
-            [block * theirs + offset for block in sources],
-            head.num_bytes,
-        )
+        to_places = [block * own + place for block in blocks]
+        from_places = [block * theirs + offset for block in sources]
+        if not head.is_checked:
+            self._copier.copy(to_places, from_places, head.num_bytes)
+            return []
+        checksums: list[int] = []
+        size = max(1, MAX_SLICE_BYTES // head.num_bytes)  # what a core's own cache still holds
+        for start in range(0, len(blocks), size):
+            part = to_places[start : start + size]
+            self._copier.copy(part, from_places[start : start + size], head.num_bytes)
+            checksums += [crc32c(self._intake.pool[to : to + head.num_bytes]) for to in part]
+        return checksums
 
     def _unchanged(
         self, pool: PeerPool, blocks: Sequence[int], generations: Sequence[int]
@@ -195,7 +207,7 @@ class ShmInbound(InboundLink):
         run = self._intake.begin(header, is_opened=head.key in self._opened)
         source = entry.block * pool.block_bytes + head.offset_bytes
         while run.num_bytes_left:
-            place = run.next_slice(COPY_SLICE_BYTES)
+            place = run.next_slice(MAX_SLICE_BYTES if head.is_checked else COPY_SLICE_BYTES)
             if run.is_inside:
                 start = source + header.num_bytes - run.num_bytes_left
                 self._copier.copy([run.slice_offset_bytes], [start], len(place))

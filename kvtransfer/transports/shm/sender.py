@@ -6,16 +6,16 @@ import socket
 
 from crc32c import crc32c
 
+from core.ids import BlockId
 from core.kv_layout import KVLayout
 from kvtransfer.config import TransferConfig
 from kvtransfer.counters import TransferCounters
 from kvtransfer.events import PostEvent
 from kvtransfer.pool_memory import PoolMemory
-from kvtransfer.session import SourceBlock
 from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.sender import LinkSender
 from kvtransfer.transports.links.token_bucket import TokenBucket
-from kvtransfer.transports.links.wire import Announcement, Entry
+from kvtransfer.transports.links.wire import Announcement
 from kvtransfer.transports.outbox import Outbox, OutgoingRun
 from kvtransfer.transports.shm import sockets
 
@@ -62,17 +62,22 @@ class _ShmCarrier:
             self._is_checked, attempt, session, 0, run.group, run.first_layer, run.num_layers,
             len(run.sources), run.place.offset_bytes, run.place.num_bytes, run.number,
         )  # fmt: skip
-        entries = [self._entry(run, source) for source in run.sources]
+        generations = self._memory.generations
+        checksum = self._checksum if self._is_checked else _no_checksum
+        entries = [
+            (position, valid_slots, block, checksum(run, block), generations[block])
+            for position, block, valid_slots in run.sources
+        ]
         return [memoryview(wire.pack_runs(announcement, entries))]
 
     def bytes_beside(self, run: OutgoingRun) -> int:
         """See OutboundCarrier.bytes_beside."""
         return run.num_bytes
 
-    def _entry(self, run: OutgoingRun, source: SourceBlock) -> Entry:
-        checksum = 0
-        if self._is_checked:
-            start = source.block * self._block_bytes + run.place.offset_bytes
-            checksum = crc32c(self._memory.buffer[start : start + run.place.num_bytes])
-        generation = self._memory.generations[source.block]
-        return Entry(source.position, source.valid_slots, source.block, checksum, generation)
+    def _checksum(self, run: OutgoingRun, block: BlockId) -> int:
+        start = block * self._block_bytes + run.place.offset_bytes
+        return crc32c(self._memory.buffer[start : start + run.place.num_bytes])
+
+
+def _no_checksum(_run: OutgoingRun, _block: BlockId) -> int:
+    return 0
