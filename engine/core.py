@@ -248,7 +248,9 @@ class EngineCore:
         listener = self._prefill_side.layers_done if self._prefill_side.num_sessions else None
         if listener is None:
             return self._runner.forward(batch, None)
-        return self._runner.forward(batch, lambda first, count: listener(output, first, count))
+        logits = self._runner.forward(batch, lambda first, count: listener(output, first, count))
+        self._prefill_side.step_computed()
+        return logits
 
     def _deliver(self, updates: list[SequenceUpdate]) -> None:
         """Tokens of sessions go to their decode workers, all others to the client."""

@@ -67,6 +67,7 @@ class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
     num_arriving: sequences whose KV another worker is sending. num_held_blocks: blocks with a reference.
     num_open_sessions: sessions of both directions. num_quarantined_blocks: blocks given up with a writer inside.
     kv_cache_usage: share of allocatable blocks that are not free.
+    exposed_bytes_total: KV bytes not yet acknowledged when the last kernel of their prompt had ended.
     Counters: *_total, tokens, bytes or events as named; late_runs_total counts runs that went to scratch.
     """
 
@@ -96,6 +97,7 @@ class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
     blocks_acknowledged_total: int = 0
     blocks_outstanding: int = 0
     sent_bytes_total: int = 0
+    exposed_bytes_total: int = 0
     received_bytes_total: int = 0
     late_runs_total: int = 0
     checksum_errors_total: int = 0

@@ -93,6 +93,7 @@ class Reporter:
             blocks_acknowledged_total=sent.blocks_acknowledged_total,
             blocks_outstanding=sent.blocks_outstanding,
             sent_bytes_total=sent.sent_bytes_total,
+            exposed_bytes_total=self._prefill_side.exposed_bytes_total,
             received_bytes_total=received.received_bytes_total,
             late_runs_total=received.late_runs_total,
             checksum_errors_total=received.checksum_errors_total,

@@ -1,4 +1,4 @@
-"""What movers count: one record a side, written by one mover thread, read by anyone."""
+"""What movers count: one record a side, each figure written by one thread, read by anyone."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class TransferCounters:
     refused_sessions_total: sessions turned down on a connection that lives on.
     connections_lost_total: connections that ended other than by our own close.
     blocks_acknowledged_total: blocks of which D has acknowledged every layer.
+    pushed_bytes_total: bytes that the engine thread has pushed.
+    settled_bytes_total: bytes of those that D has acknowledged, or that are not to be sent any more.
     blocks_outstanding: blocks of open sessions that were pushed and are not wholly acknowledged.
     """
 
@@ -36,7 +38,14 @@ class TransferCounters:
     refused_sessions_total: int = 0
     connections_lost_total: int = 0
     blocks_acknowledged_total: int = 0
+    pushed_bytes_total: int = 0
+    settled_bytes_total: int = 0
     blocks_outstanding: int = 0
+
+    @property
+    def bytes_outstanding(self) -> int:
+        """Bytes that were pushed and are still to arrive."""
+        return self.pushed_bytes_total - self.settled_bytes_total
 
     @classmethod
     def sum_of(cls, counters: Iterable[TransferCounters]) -> TransferCounters:

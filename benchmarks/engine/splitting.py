@@ -85,16 +85,16 @@ def _clusters() -> Iterator[dict[str, Cluster]]:
 def _one_round(cluster: Cluster, seed: int) -> dict[str, float]:
     chance = random.Random(seed)
     cluster.wait_idle()
-    alone = asyncio.run(_ask(cluster.url, [_prompt(chance, PROMPT_TOKENS)], OUTPUT_TOKENS))[0]
+    alone = asyncio.run(ask(cluster.url, [random_prompt(chance, PROMPT_TOKENS)], OUTPUT_TOKENS))[0]
     cluster.wait_idle()
-    prompts = [_prompt(chance, STREAM_PROMPT) for _ in range(NUM_STREAMS)]
+    prompts = [random_prompt(chance, STREAM_PROMPT) for _ in range(NUM_STREAMS)]
     started = time.perf_counter()
-    many = asyncio.run(_ask(cluster.url, prompts, STREAM_OUTPUT))
+    many = asyncio.run(ask(cluster.url, prompts, STREAM_OUTPUT))
     seconds = time.perf_counter() - started
     cluster.wait_idle()
-    prefix = _prompt(chance, PREFIX_TOKENS)
+    prefix = random_prompt(chance, PREFIX_TOKENS)
     first, second = (
-        asyncio.run(_ask(cluster.url, [prefix + _prompt(chance, NEW_TOKENS)], 2))[0].first_s
+        asyncio.run(ask(cluster.url, [prefix + random_prompt(chance, NEW_TOKENS)], 2))[0].first_s
         for _ in range(2)
     )
     return {
@@ -108,11 +108,13 @@ def _one_round(cluster: Cluster, seed: int) -> dict[str, float]:
     }
 
 
-def _prompt(chance: random.Random, length: int) -> list[int]:
+def random_prompt(chance: random.Random, length: int) -> list[int]:
+    """Token ids that no cache holds."""
     return [chance.randrange(100, VOCAB) for _ in range(length)]
 
 
-async def _ask(url: str, prompts: list[list[int]], max_tokens: int) -> list[Timing]:
+async def ask(url: str, prompts: list[list[int]], max_tokens: int) -> list[Timing]:
+    """Send all at once and wait for every answer."""
     async with httpx.AsyncClient(base_url=url, timeout=300.0) as client:
         return await asyncio.gather(*(_stream(client, prompt, max_tokens) for prompt in prompts))
 

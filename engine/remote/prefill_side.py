@@ -100,6 +100,9 @@ class PrefillSide:
         self._layout = layout
         self._sessions: dict[SessionKey, PrefillSession] = {}
         self._of_sequence: dict[int, PrefillSession] = {}
+        self._num_exposed_bytes = 0
+        self.exposed_bytes_total = 0
+        """KV bytes that were not yet acknowledged when the last kernel of a prompt had ended."""
 
     @property
     def num_sessions(self) -> int:
@@ -211,9 +214,15 @@ class PrefillSide:
                 last = -(-end // size)
             self._push(session, item.start // size, last, first_layer, num_layers)
 
+    def step_computed(self) -> None:
+        """A step's last kernel has ended."""
+        self._num_exposed_bytes = self._senders.counters.bytes_outstanding
+
     def first_tokens(self, sequence: Sequence, updates: list[SequenceUpdate]) -> None:
         """The prompt is computed: answer D with the first token of each choice."""
         session = self._of_sequence[id(sequence)]
+        self.exposed_bytes_total += self._num_exposed_bytes
+        self._num_exposed_bytes = 0
         outputs = [
             ChoiceOutput(
                 request_id=sequence.request.id,

@@ -6,7 +6,7 @@ Life of an outgoing run:
     one) unanswered --connection lost--> queued again, ahead of what was queued unanswered
     --refused--> gone, and its session failed any --session failed or closed--> gone
 
-Sessions of one destination take turns, a run each. Everything here belongs to one mover thread.
+Sessions of one destination take turns, a run each. Everything here but `note_push` belongs to one mover thread.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class OutgoingSession:
     """One open session of a sender."""
 
     __slots__ = ("acknowledged_layers", "is_failed", "key", "lane", "num_unacknowledged_blocks",
-                 "queue", "secret", "unanswered")  # fmt: skip
+                 "num_unsettled_bytes", "queue", "secret", "unanswered")  # fmt: skip
 
     def __init__(self, session: SendSession, lane: Lane) -> None:
         self.key: SessionKey = session.key
@@ -82,6 +82,7 @@ class OutgoingSession:
         # (group, position) -> bit set of acknowledged layers, for every block ever pushed
         self.acknowledged_layers: dict[tuple[int, int], int] = {}
         self.num_unacknowledged_blocks = 0
+        self.num_unsettled_bytes = 0
         self.is_failed = False
 
 
@@ -172,6 +173,11 @@ class Outbox:
         """The open session of this name."""
         return self._sessions.get(key)
 
+    def note_push(self, group: int, num_blocks: int, first_layer: int, num_layers: int) -> None:
+        """Count what is about to be pushed. On the pushing thread."""
+        place = self._layout.layer_run(group, first_layer, num_layers)
+        self.counters.pushed_bytes_total += place.num_bytes * num_blocks
+
     def push(
         self,
         key: SessionKey,
@@ -180,11 +186,12 @@ class Outbox:
         first_layer: int,
         num_layers: int,
     ) -> None:
-        """Queue runs; ignored when the session is over."""
+        """Queue runs that `note_push` has counted; ignored when the session is over."""
+        place = self._layout.layer_run(group, first_layer, num_layers)
         session = self._sessions.get(key)
         if session is None or session.is_failed:
+            self.counters.settled_bytes_total += place.num_bytes * len(blocks)
             return
-        place = self._layout.layer_run(group, first_layer, num_layers)
         layers = (first_layer, num_layers)
         for source in blocks:
             self._note_block(session, group, source.position)
@@ -195,6 +202,7 @@ class Outbox:
             for number, sources in enumerate(parts, self._num_runs + 1)
         ]
         self._num_runs += len(runs)
+        session.num_unsettled_bytes += place.num_bytes * len(blocks)
         session.lane.enqueue(session, runs)
 
     def payload(self, run: OutgoingRun) -> memoryview:
@@ -252,6 +260,11 @@ class Outbox:
         session.lane.drop(session)
         self.counters.blocks_outstanding -= session.num_unacknowledged_blocks
         session.num_unacknowledged_blocks = 0
+        self._settle_bytes(session, session.num_unsettled_bytes)
+
+    def _settle_bytes(self, session: OutgoingSession, num_bytes: int) -> None:
+        session.num_unsettled_bytes -= num_bytes
+        self.counters.settled_bytes_total += num_bytes
 
     def _note_block(self, session: OutgoingSession, group: int, position: int) -> None:
         if (group, position) not in session.acknowledged_layers:
@@ -262,6 +275,7 @@ class Outbox:
     def _acknowledge(self, session: OutgoingSession, run: OutgoingRun) -> None:
         whole = (1 << len(self._layout.groups[run.group].layers)) - 1
         arrived = ((1 << run.num_layers) - 1) << run.first_layer
+        self._settle_bytes(session, run.num_bytes)
         for source in run.sources:
             place = (run.group, source.position)
             before = session.acknowledged_layers[place]

@@ -67,6 +67,11 @@ _COUNTERS = (
     ),
     ("baton:blocks_acknowledged", "blocks_acknowledged_total", "Sent blocks that arrived."),
     ("baton:sent_bytes", "sent_bytes_total", "KV bytes sent."),
+    (
+        "baton:exposed_bytes",
+        "exposed_bytes_total",
+        "KV bytes not yet acknowledged when the last kernel of their prompt had ended.",
+    ),
     ("baton:received_bytes", "received_bytes_total", "KV bytes received."),
     ("baton:late_runs", "late_runs_total", "Runs that came too late and went to scratch."),
     ("baton:checksum_errors", "checksum_errors_total", "Runs that arrived with a wrong checksum."),

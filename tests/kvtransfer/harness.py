@@ -215,6 +215,7 @@ class Pair:
             assert self.life.num_writers(BlockId(block)) == 0
             assert self.life.state(BlockId(block)) is not BlockState.QUARANTINED
         assert self.sender.counters.blocks_outstanding == 0
+        assert self.sender.counters.bytes_outstanding == 0
 
 
 def make_pair(

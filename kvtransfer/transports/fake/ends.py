@@ -110,6 +110,7 @@ class FakeSender:
         num_layers: int,
     ) -> None:
         """See `Sender.push`."""
+        self.outbox.note_push(group, len(blocks), first_layer, num_layers)
         self.outbox.push((session, attempt), group, blocks, first_layer, num_layers)
 
     def close_session(self, session: SessionId, attempt: int) -> None:

@@ -91,6 +91,7 @@ class LinkSender:
     ) -> None:
         """See `Sender.push`."""
         key = (session, attempt)
+        self._outbox.note_push(group, len(blocks), first_layer, num_layers)
         self._command(
             partial(self._outbox.push, key, group, tuple(blocks), first_layer, num_layers)
         )

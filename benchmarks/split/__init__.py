@@ -1,0 +1,1 @@
+"""`make bench-split`: what a request pays for being split."""
