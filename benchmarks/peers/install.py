@@ -59,6 +59,26 @@ def llama_cpp() -> Path:
     return PEERS / "llama.cpp" / "build" / "bin"
 
 
+TRANSFER_ENGINES = {
+    "nixl": ("nixl==1.5.1", "nixl-cu13==1.5.1"),
+    "mooncake": ("mooncake-transfer-engine-non-cuda==0.3.13.post1",),
+}
+"""What moves bytes in other systems: packages that are installed without what they ask for."""
+
+
+def transfer_engine(name: str) -> Path:
+    """A folder from which this environment's Python imports the engine."""
+    packages = TRANSFER_ENGINES[name]
+    folder = PEERS / name
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps"]
+
+    def install() -> None:
+        _step(name, [*pip, "--upgrade", "--target", str(folder), *packages])
+
+    _once(name, "\n".join(packages), install)
+    return folder
+
+
 def _once(name: str, stamp: str, install: Callable[[], None]) -> None:
     ready = PEERS / name / ".ready"
     if ready.exists() and ready.read_text() == stamp:

@@ -3,7 +3,10 @@
     memcpy        one thread, run by run, between two pools of one process
     raw socket    sendall on one side, recv_into of a run's size on the other, over loopback
     tcp, shm      the transports, P in a process of its own; "shm checked" bears checksums
-    nixl          its UCX agent over shared memory, where the package is installed
+    nixl          its UCX agent, writing into D's memory, over shared memory and over tcp
+    mooncake      its transfer engine over tcp, where libibverbs1 is installed
+
+Both write runs of the same size in one batch, between two processes of their own.
 
 A session moves all blocks of the pool, in pushes of 32 blocks, as chunks of a prompt do.
 

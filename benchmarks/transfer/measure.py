@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks import report
+from benchmarks.transfer import foreign
 from benchmarks.transfer.pools import BLOCK_SIZE, POOL_BYTES, layout_of, num_blocks_of
 from core.blocks import BlockLife
 from core.ids import BlockId, SessionId
@@ -117,6 +118,12 @@ def run(rounds: int) -> dict[str, Any]:
             raw[str(run_bytes)] = _measure(child, run_bytes, rounds)
     finally:
         child.close()
+    others = foreign.Engines()
+    try:
+        for run_bytes in RUN_BYTES:
+            raw[str(run_bytes)] |= others.measure(run_bytes, rounds)
+    finally:
+        others.close()
     medians = {size: report.medians(sides) for size, sides in raw.items()}
     ratios = {size: _ratios(sides) for size, sides in medians.items()}
     for title, tables in (("GB/s", medians), ("ratios", ratios)):
@@ -203,8 +210,12 @@ def _check(memory: PoolMemory, run_bytes: int) -> None:
 
 
 def _ratios(sides: dict[str, float]) -> dict[str, float]:
-    return {
+    ratios = {
         "shm / memcpy": sides["shm"] / sides["memcpy"],
         "shm checked / memcpy": sides["shm checked"] / sides["memcpy"],
         "tcp / raw socket": sides["tcp"] / sides["raw socket"],
     }
+    for name in sides.keys() & foreign.ENGINES.keys():
+        own = "shm" if "shm" in name else "tcp"
+        ratios[f"{own} / {name}"] = sides[own] / sides[name]
+    return ratios
