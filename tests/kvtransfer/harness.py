@@ -244,7 +244,6 @@ def make_pair(
         receiver = FakeReceiver(network, life, views[0], layout, received.append)
         sender = FakeSender(network, views[1], layout, sent.append, config)
     elif transport == "shm":
-        config = replace(config, ipc_dir=tempfile.mkdtemp(prefix="baton-test-"))
         receiver = ShmReceiver(Intake(life, views[0], layout, received.append), config)
         sender = ShmSender(memory, layout, sent.append, config)
     else:
@@ -259,13 +258,20 @@ def make_pair(
 @contextmanager
 def pair(transport: str, **options: object) -> Iterator[Pair]:
     """A pair that is closed at the end."""
-    made = make_pair(transport, **options)  # type: ignore[arg-type]
-    try:
-        yield made
-    finally:
-        made.sender.close()
-        made.receiver.close()
-        made.memory.close()
-        made.memory.buffer.release()
-        made.memory.generations.release()
-        made.memory.mapping.close()  # BufferError while somebody holds a view of it
+    with tempfile.TemporaryDirectory(prefix="baton-test-") as folder:
+        config = replace(options.pop("config", FAST), ipc_dir=folder)  # type: ignore[type-var]
+        made = make_pair(transport, config=config, **options)  # type: ignore[arg-type]
+        try:
+            yield made
+        finally:
+            close_pair(made)
+
+
+def close_pair(made: Pair) -> None:
+    """Give everything back; BufferError while somebody holds a view of P's pool."""
+    made.sender.close()
+    made.receiver.close()
+    made.memory.close()
+    made.memory.buffer.release()
+    made.memory.generations.release()
+    made.memory.mapping.close()  # BufferError while somebody holds a view of it

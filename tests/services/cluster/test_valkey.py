@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -91,7 +92,9 @@ def test_a_paused_server_can_be_resumed_and_stopped() -> None:
 
 
 @pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGTERM])
-def test_it_dies_with_its_parent(with_signal: signal.Signals, tmp_path: Path) -> None:
+def test_it_dies_with_its_parent_and_the_next_start_sweeps_its_folder(
+    with_signal: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT],
         cwd=ROOT,
@@ -106,6 +109,12 @@ def test_it_dies_with_its_parent(with_signal: signal.Signals, tmp_path: Path) ->
         os.kill(parent.pid, with_signal)
         parent.wait(5)
         assert until_gone(pid)
+        (left,) = tmp_path.iterdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        with running_valkey() as first, running_valkey() as second:
+            used = {first.socket_path.parent, second.socket_path.parent}
+            assert set(tmp_path.iterdir()) == used
+            assert left not in used
     finally:
         parent.kill()
         parent.wait()
