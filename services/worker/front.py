@@ -124,7 +124,9 @@ class WorkerFront:
         self._registration = Registration(
             self._config.index, info, self._state.snapshots, lambda: not self._watch.is_silent
         )
-        self._pages.begin(info, self._calls, self._registration, ready.kernels)
+        transports = ", ".join(offer.kind for offer in ready.transports)
+        details = {"kernels": ready.kernels, "transports": transports}
+        self._pages.begin(info, self._calls, self._registration, details)
         self._registration.start()
         self._helpers.append(asyncio.create_task(self._report_loads()))
         self._helpers.append(asyncio.create_task(self._watch.run()))

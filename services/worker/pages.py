@@ -24,7 +24,7 @@ class WorkerPages:
         self._calls: PrefillCalls | None = None
         self._registration: Registration | None = None
         self._endpoint: HttpEndpoint | None = None
-        self._kernels = ""
+        self._details: dict[str, str] = {}
         self.metrics = WorkerMetrics("", "")
 
     @property
@@ -45,11 +45,15 @@ class WorkerPages:
         self._endpoint = endpoint
 
     def begin(
-        self, info: WorkerInfo, calls: PrefillCalls, registration: Registration, kernels: str
+        self,
+        info: WorkerInfo,
+        calls: PrefillCalls,
+        registration: Registration,
+        details: dict[str, str],
     ) -> None:
-        """The engine is ready: metrics get their labels. kernels: what runs the model, for /health."""
+        """The engine is ready: metrics get their labels. details: what /health tells besides."""
         self._calls = calls
-        self._kernels = kernels
+        self._details = details
         self._registration = registration
         cache_config = {
             "block_size": str(info.layout.block_size),
@@ -88,7 +92,7 @@ class WorkerPages:
             return _health("dead", state.error.message, HTTPStatus.SERVICE_UNAVAILABLE)
         if state.info is None:
             return _health("loading", "", HTTPStatus.SERVICE_UNAVAILABLE)
-        return _health("ok", "", HTTPStatus.OK, kernels=self._kernels)
+        return _health("ok", "", HTTPStatus.OK, **self._details)
 
 
 def _health(status: str, message: str, code: HTTPStatus, **details: str) -> Answer:

@@ -46,13 +46,13 @@ def worker_id(config: WorkerConfig, port: int) -> WorkerId:
 
 
 def build_record(config: WorkerConfig, port: int, ready: EngineReady) -> WorkerInfo:
-    """The record of this epoch. data_addresses: the first transport's, one a rank."""
+    """The record of this epoch. data_addresses: those over tcp, one a rank."""
     return WorkerInfo(
         id=worker_id(config, port),
         epoch=ready.epoch,
         role=config.engine.role,
         control_address=f"{advertised_host(config)}:{port}",
-        data_addresses=tuple(ready.transports[0].addresses) if ready.transports else (),
+        data_addresses=_data_addresses(ready),
         models=served_models(config),
         model_bundle_digest=bundle_digest(ready.bundle),
         max_model_len=ready.max_model_len,
@@ -62,3 +62,8 @@ def build_record(config: WorkerConfig, port: int, ready: EngineReady) -> WorkerI
         num_blocks=ready.num_blocks,
         rates=ready.rates,
     )
+
+
+def _data_addresses(ready: EngineReady) -> tuple[str, ...]:
+    """Other transports' are of this host only."""
+    return tuple(a for offer in ready.transports if offer.kind == "tcp" for a in offer.addresses)

@@ -174,7 +174,10 @@ class FakeEngine:
                 hash_root=HashRoot.of(IDENTITY),
                 num_blocks=100,
                 max_model_len=2048,
-                transports=[TransportOffer("tcp", ["127.0.0.1:9"])],
+                transports=[
+                    TransportOffer("shm", ["/nowhere/kv-0"]),
+                    TransportOffer("tcp", ["127.0.0.1:9"]),
+                ],
                 bundle=BUNDLE,
                 rates=WorkerRates(1000.0, 5.0),
                 kernels="none",

@@ -103,8 +103,10 @@ async def test_pages_show_metrics_and_health() -> None:
             assert 'block_size="16",cache_dtype="float32"' in text
             assert f"baton:index_connected{{{labels}}} 0.0" in text
             assert 'finished_reason="length",model_name="fake"} 1.0' in text
+            assert front.info.data_addresses == ("127.0.0.1:9",), "those that other hosts reach"
             health = (await client.get(f"{base}/health")).json()
-            assert health == {"status": "ok", "message": "", "kernels": "none"}
+            details = {"kernels": "none", "transports": "shm, tcp"}
+            assert health == {"status": "ok", "message": "", **details}
             assert (await client.get(f"{base}/nothing")).status_code == 404
             assert (await client.post(f"{base}/health")).status_code == 405
 
