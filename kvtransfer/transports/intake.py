@@ -60,7 +60,15 @@ class _Fate(Enum):
 class _LiveSession:
     """An expected session: where its blocks are, what has arrived, who writes."""
 
-    __slots__ = ("blocks", "coverage", "is_failed", "session", "writing")
+    __slots__ = (
+        "batch_link",
+        "blocks",
+        "coverage",
+        "is_batch_inside",
+        "is_failed",
+        "session",
+        "writing",
+    )
 
     def __init__(self, session: ReceiveSession, layout: KVLayout) -> None:
         self.session = session
@@ -74,6 +82,8 @@ class _LiveSession:
             for destination in group
         }
         self.writing: list[IncomingRun] = []
+        self.batch_link: object = None  # the connection that is at a batch
+        self.is_batch_inside = False
         self.is_failed = False
 
 
@@ -188,22 +198,29 @@ class Intake:
         inside a slice now, it goes on and this one does not.
         """
         rivals = [other for other in live.writing if other.overlaps(run)]
-        if any(other.is_inside for other in rivals):
+        if live.is_batch_inside or any(other.is_inside for other in rivals):
             return False
+        live.batch_link = None
         for other in rivals:
             other.fate = _Fate.COVERED
             live.writing.remove(other)
         return True
 
-    def enter_batch(self, batch: RunBatch, *, is_opened: bool) -> list[BlockId] | None:
-        """Go into the blocks of all runs for one slice that is all of them, or into none.
+    def enter_batch(
+        self, batch: RunBatch, link: object, *, is_opened: bool, is_begun: bool = False
+    ) -> list[BlockId] | None:
+        """Go into the blocks of all runs for one slice, or into none.
 
-        The blocks, in the batch's order; `leave_batch` must follow. None where some run has to be taken by itself:
-        it is late, covered in part or as a whole, or written by another connection. Raises TransferError as `begin`.
+        link: the connection that brings it; a newer one takes the session's blocks over. is_begun: a slice of the batch
+        is there already. The blocks, in the batch's order; `pause_batch` or `leave_batch` must follow. None where some
+        run is late, covered in part or as a whole, or written by another connection: a batch that is not begun is
+        then taken run by run. Raises TransferError as `begin`.
         """
         with self._lock:
             live = self._live.get(batch.key) if is_opened else None
-            if live is None or live.is_failed or live.writing:
+            if live is None or live.is_failed or live.writing or live.is_batch_inside:
+                return None
+            if is_begun and live.batch_link is not link:
                 return None
             try:
                 self._places.check(batch)
@@ -215,6 +232,7 @@ class Intake:
             blocks = [live.blocks[batch.group, position] for position in batch.positions]
             entered = self.life.enter_all(live.session.permit, blocks)
             if all(entered) and len(set(blocks)) == len(blocks):
+                live.batch_link, live.is_batch_inside = link, True
                 return blocks
             self._leave_all(block for block, yes in zip(blocks, entered, strict=True) if yes)
             return None
@@ -223,14 +241,44 @@ class Intake:
         for block in self.life.leave_all(blocks):
             self._post(WriterLeft(block))
 
+    def pause_batch(self, batch: RunBatch, blocks: Sequence[BlockId]) -> None:
+        """Let a batch that is not all there out of its blocks."""
+        with self._lock:
+            self._leave_all(blocks)
+            if (live := self._live.get(batch.key)) is not None:
+                live.is_batch_inside = False
+
+    def abandon_batch(self, batch: RunBatch, link: object) -> None:
+        """Nothing more of a batch will come over this connection, and nothing of it counts."""
+        with self._lock:
+            live = self._live.get(batch.key)
+            if live is not None and live.batch_link is link:
+                live.batch_link = None
+
+    def judge_batch(self, batch: RunBatch, number: int) -> RunAnswer | None:
+        """What to answer to a batch that went to scratch after it was begun; see `finish`."""
+        with self._lock:
+            live = self._live.get(batch.key)
+            if live is None or live.is_failed:
+                self.counters.late_runs_total += len(batch.positions)
+                return RunAnswer(number, False)
+            self.counters.duplicate_runs_total += len(batch.positions)
+            group, positions, first, count, slots = batch.ranges
+            is_lacking = any(
+                live.coverage.lacking_layers(group, position, first, count, end)
+                for position, end in zip(positions, slots, strict=True)
+            )
+            return None if is_lacking else RunAnswer(number, True)
+
     def leave_batch(
         self, batch: RunBatch, blocks: Sequence[BlockId], intact: Sequence[bool]
     ) -> bool:
         """Let the runs out of their blocks and admit those that are intact; whether all of them are in the pool."""
         with self._lock:
             self._leave_all(blocks)
-            self.counters.received_bytes_total += batch.num_bytes * len(blocks)
             live = self._live.get(batch.key)
+            if live is not None:
+                live.batch_link, live.is_batch_inside = None, False
             if live is None or live.is_failed:
                 self.counters.late_runs_total += len(blocks)
                 return False

@@ -205,11 +205,11 @@ class Outbox:
         session.num_unsettled_bytes += place.num_bytes * len(blocks)
         session.lane.enqueue(session, runs)
 
-    def payload(self, run: OutgoingRun) -> memoryview:
-        """The bytes of a run of one block, in the pool."""
-        (source,) = run.sources
-        start = source.block * self._layout.block_bytes + run.place.offset_bytes
-        return self._pool[start : start + run.place.num_bytes]
+    def payloads(self, run: OutgoingRun) -> list[memoryview]:
+        """The bytes of a run in the pool, block by block."""
+        size, num_bytes = self._layout.block_bytes, run.place.num_bytes
+        starts = [source.block * size + run.place.offset_bytes for source in run.sources]
+        return [self._pool[start : start + num_bytes] for start in starts]
 
     def answered(self, key: SessionKey, answer: RunAnswer, refusal: str) -> None:
         """D has spoken about a run of a session; unknown runs are ignored.

@@ -136,7 +136,7 @@ class FakeSender:
         run = lane.take()
         self._counters.sent_runs_total += 1
         self._counters.sent_bytes_total += run.num_bytes
-        payload = self.outbox.payload(run)
+        (payload,) = self.outbox.payloads(run)
         self._network.carry(link, RunPacket(run.header(payload), bytes(payload)))
 
     def take_answer(self, link: FakeLink, answer: AnswerPacket) -> None:

@@ -5,7 +5,8 @@ Sender to receiver, frames of FRAME_BYTES each; a RUN frame is followed by its p
     HELLO  magic, protocol version, name          first, and only once
     OPEN   session, attempt, secret               before the first run of a session
     RUN    the fields of RunHeader                its payload follows
-    RUNS   the fields of Announcement             its entries follow, ENTRY_BYTES each
+    RUNS   the fields of Announcement             its entries follow, ENTRY_BYTES each, and over tcp
+                                                  the payloads of all of them
 
 Receiver to sender: a HELLO frame, then answers of ANSWER_BYTES each, to an OPEN or to a RUN.
 
@@ -56,7 +57,7 @@ class FrameKind(IntEnum):
 
 
 class Announcement(NamedTuple):
-    """Layers of several blocks that lie ready in the sender's memory, which the receiver has mapped.
+    """Layers of several blocks: what follows over tcp, or lies ready in memory that the receiver has mapped.
 
     is_checked: whether the entries bear checksums.
     offset_bytes, num_bytes: where in each of the blocks the run lies, and how long it is.

@@ -134,7 +134,7 @@ class ShmInbound(InboundLink):
         )  # fmt: skip
         blocks = None
         if head.num_bytes <= COPY_SLICE_BYTES:
-            blocks = self._intake.enter_batch(batch, is_opened=head.key in self._opened)
+            blocks = self._intake.enter_batch(batch, self, is_opened=head.key in self._opened)
         if blocks is None:
             self._take_each(pool, head, columns)
         else:
@@ -156,6 +156,7 @@ class ShmInbound(InboundLink):
             if head.is_checked and all(intact) and checksums != list(columns.checksums):
                 self._intake.fail_checksum(batch, checksums, columns.checksums)
         finally:
+            self._intake.count_received(head.num_bytes * len(blocks))
             is_all = self._intake.leave_batch(batch, blocks, intact)
         self._answer_run(head.key, RunAnswer(head.number, is_all))
 

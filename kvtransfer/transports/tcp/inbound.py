@@ -1,16 +1,18 @@
-"""D's end of one tcp connection: frames, each RUN followed by its payload, which goes straight into the pool."""
+"""D's end of one tcp connection: frames, runs followed by their payload, which goes straight into the pool."""
 
 from __future__ import annotations
 
 import socket
+from collections import deque
 
 from core.errors import TransferError
 from kvtransfer.counters import TransferCounters
 from kvtransfer.transports.intake import IncomingRun, Intake
 from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.inbound import READ_BUDGET_BYTES, InboundLink
-from kvtransfer.transports.links.wire import FrameKind, Hello
-from kvtransfer.transports.runs import RunHeader
+from kvtransfer.transports.links.wire import Announcement, Entries, FrameKind, Hello
+from kvtransfer.transports.runs import RunAnswer, RunBatch, RunHeader
+from kvtransfer.transports.tcp.incoming_batch import IncomingBatch
 
 
 class TcpInbound(InboundLink):
@@ -29,13 +31,20 @@ class TcpInbound(InboundLink):
         self._frame_view = memoryview(self._frame)
         self._frame_filled_bytes = 0
         self._run: IncomingRun | None = None
+        self._batch: IncomingBatch | None = None
+        self._entries = bytearray()  # of an announcement, as far as they have come
+        self._head: Announcement | None = None
+        self._runs: deque[RunHeader] = (
+            deque()
+        )  # of a batch that is taken run by run: those still to come
+        self._answers: list[bool | None] = []  # to those that have come
 
     def read(self) -> None:
         """See InboundLink.read."""
         budget_bytes = READ_BUDGET_BYTES
         while budget_bytes > 0:
             try:
-                num_bytes, is_dry = self._read_run() if self._run else self._read_frame()
+                num_bytes, is_dry = self._read_some()
             except BlockingIOError:
                 return
             if num_bytes == 0:
@@ -48,8 +57,18 @@ class TcpInbound(InboundLink):
         """See InboundLink.close."""
         if self._run is not None:
             self._intake.abandon(self._run)
-            self._run = None
+        if self._batch is not None:
+            self._batch.abandon()
+        self._run = self._batch = None
         super().close()
+
+    def _read_some(self) -> tuple[int, bool]:
+        """Bytes read, and whether the socket gave less than was asked."""
+        if self._run is not None:
+            return self._read_run(self._run)
+        if self._batch is not None:
+            return self._read_batch(self._batch)
+        return self._read_entries(self._head) if self._head else self._read_frame()
 
     def _read_frame(self) -> tuple[int, bool]:
         """Bytes read of a frame, and whether the socket gave less than was asked."""
@@ -58,12 +77,38 @@ class TcpInbound(InboundLink):
         self._note_frame_bytes(num_bytes)
         return num_bytes, num_bytes < len(space)
 
-    def _read_run(self) -> tuple[int, bool]:
+    def _read_entries(self, head: Announcement) -> tuple[int, bool]:
+        wanted = head.num_blocks * wire.ENTRY_BYTES - len(self._entries)
+        data = self.sock.recv(wanted)
+        self._entries += data
+        if len(data) == wanted:
+            self._head = None
+            self._take_batch(head, wire.parse_entries(self._entries))
+            self._entries.clear()
+        return len(data), len(data) < wanted
+
+    def _read_batch(self, batch: IncomingBatch) -> tuple[int, bool]:
+        """What has come of a batch; with the last bytes comes the next frame, in one call."""
+        slices = batch.next_slices()
+        wanted = sum(map(len, slices))
+        space = [*slices, self._frame_view] if wanted == batch.num_bytes_left else slices
+        received_bytes = 0
+        try:
+            received_bytes = self.sock.recvmsg_into(space)[0]
+        finally:
+            batch.wrote(min(received_bytes, wanted))
+        if not batch.num_bytes_left:
+            self._batch = None
+            self._answer_run(batch.key, batch.answer)
+            if received_bytes > wanted:
+                self._note_frame_bytes(received_bytes - wanted)
+        return received_bytes, received_bytes < sum(map(len, space))
+
+    def _read_run(self, run: IncomingRun) -> tuple[int, bool]:
         """One slice of a run's payload; with the last one comes the next frame, in one call."""
-        run = self._run
-        assert run is not None
         place = run.next_slice()
-        space = [place, self._frame_view] if len(place) == run.num_bytes_left else [place]
+        is_last = len(place) == run.num_bytes_left and not self._runs
+        space = [place, self._frame_view] if is_last else [place]
         received_bytes = written_bytes = 0
         try:
             received_bytes = self.sock.recvmsg_into(space)[0]
@@ -72,7 +117,7 @@ class TcpInbound(InboundLink):
             run.wrote(written_bytes)
         if not run.num_bytes_left:
             self._run = None
-            self._answer_run(run.header.key, run.answer)
+            self._note_answer(run)
             if received_bytes > written_bytes:
                 self._note_frame_bytes(received_bytes - written_bytes)
         return received_bytes, received_bytes < sum(map(len, space))
@@ -90,8 +135,38 @@ class TcpInbound(InboundLink):
             self._take_open(*wire.parse_open(self._frame))
         elif self._frame[0] == FrameKind.RUN and self.is_trusted:
             self._take_run(wire.parse_run(self._frame))
+        elif self._frame[0] == FrameKind.RUNS and self.is_trusted:
+            wire.num_entries(self._frame)  # refuses what nobody announces
+            self._head = wire.parse_runs(self._frame)
         else:
             raise TransferError(f"frame of kind {self._frame[0]} where none may be")
 
     def _take_run(self, header: RunHeader) -> None:
         self._run = self._intake.begin(header, is_opened=header.key in self._opened)
+
+    def _take_batch(self, head: Announcement, columns: Entries) -> None:
+        batch = RunBatch(
+            head.key, head.rank, head.group, head.first_layer, head.num_layers, head.num_bytes,
+            columns.positions, columns.valid_slots,
+        )  # fmt: skip
+        incoming = IncomingBatch(self._intake, self, batch, columns.checksums, head.number)
+        if incoming.begin(is_opened=head.key in self._opened):
+            self._batch = incoming
+            return
+        self._answers.clear()
+        self._runs.extend(
+            batch.header(index, checksum, head.number)
+            for index, checksum in enumerate(columns.checksums)
+        )
+        self._take_run(self._runs.popleft())
+
+    def _note_answer(self, run: IncomingRun) -> None:
+        """A run is over: answer it, or go on with the batch that it is of, which is answered as one."""
+        self._answers.append(run.answer.is_admitted if run.answer else None)
+        if self._runs:
+            self._take_run(self._runs.popleft())
+            return
+        if None not in self._answers:
+            answer = RunAnswer(run.header.number, all(self._answers))
+            self._answer_run(run.header.key, answer)
+        self._answers.clear()

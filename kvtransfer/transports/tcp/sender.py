@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import socket
 
+from crc32c import crc32c
+
 from core.kv_layout import KVLayout
 from kvtransfer.config import TransferConfig
 from kvtransfer.counters import TransferCounters
 from kvtransfer.events import PostEvent
 from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.sender import LinkSender
+from kvtransfer.transports.links.token_bucket import TokenBucket
+from kvtransfer.transports.links.wire import Announcement
 from kvtransfer.transports.outbox import Outbox, OutgoingRun
 from kvtransfer.transports.tcp import sockets
+
+MAX_RUN_BLOCKS = 32
+"""Most blocks of one run; with their frame they fit one call to the socket."""
 
 
 class TcpSender(LinkSender):
@@ -20,7 +27,11 @@ class TcpSender(LinkSender):
     def __init__(
         self, pool: memoryview, layout: KVLayout, post: PostEvent, config: TransferConfig
     ) -> None:
-        outbox = Outbox(pool, layout, post, TransferCounters())
+        bucket = TokenBucket(config.link_rate_bytes_s)
+        outbox = Outbox(
+            pool, layout, post, TransferCounters(),
+            max_run_blocks=MAX_RUN_BLOCKS, max_run_bytes=bucket.slice_bytes,
+        )  # fmt: skip
         super().__init__("tcp", outbox, _TcpCarrier(outbox), post, config)
 
 
@@ -40,8 +51,19 @@ class _TcpCarrier:
 
     def pieces(self, run: OutgoingRun) -> list[memoryview]:
         """See OutboundCarrier.pieces."""
-        payload = self._outbox.payload(run)
-        return [memoryview(wire.pack_run(run.header(payload))), payload]
+        payloads = self._outbox.payloads(run)
+        if len(payloads) == 1:
+            return [memoryview(wire.pack_run(run.header(payloads[0]))), payloads[0]]
+        session, attempt = run.session.key
+        announcement = Announcement(
+            True, attempt, session, 0, run.group, run.first_layer, run.num_layers,
+            len(payloads), run.place.offset_bytes, run.place.num_bytes, run.number,
+        )  # fmt: skip
+        entries = [
+            (position, valid_slots, block, crc32c(payload), 0)
+            for (position, block, valid_slots), payload in zip(run.sources, payloads, strict=True)
+        ]
+        return [memoryview(wire.pack_runs(announcement, entries)), *payloads]
 
     def bytes_beside(self, run: OutgoingRun) -> int:
         """See OutboundCarrier.bytes_beside."""
