@@ -6,6 +6,7 @@ from core.block_hash import BlockHash
 from core.events import CacheEvent, Tier
 from core.worker_info import WorkerLoad
 from engine.channel import monotonic_ms
+from engine.integrity import IdleCheck
 from engine.kvcache.block_pool import BlockPool
 from engine.messages import ChoiceOutput, EngineStats, StepDone
 from engine.remote.decode_side import DecodeSide
@@ -28,6 +29,7 @@ class Reporter:
         prefill_side: PrefillSide,
         receiver: Receiver,
         sender: Sender,
+        idle_check: IdleCheck,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
@@ -35,6 +37,7 @@ class Reporter:
         self._prefill_side = prefill_side
         self._receiver = receiver
         self._sender = sender
+        self._idle_check = idle_check
         self._last = EngineStats()
         self._told_at_ms = 0.0
         self.last_event_number = 0
@@ -97,4 +100,5 @@ class Reporter:
             late_runs_total=received.late_runs_total,
             checksum_errors_total=received.checksum_errors_total,
             refused_connections_total=received.refused_connections_total,
+            integrity_violations_total=self._idle_check.num_violations,
         )
