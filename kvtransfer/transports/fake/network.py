@@ -108,9 +108,10 @@ class FakeNetwork:
             self.cut(link)
 
     def remove_sender(self, sender: FakeSender, *, is_noticed: bool = True) -> None:
-        """A sender is gone; where nobody notices, what it had sent still arrives."""
-        if sender in self.senders:
-            self.senders.remove(sender)
+        """A sender is gone, once; where nobody notices, what it had sent still arrives."""
+        if sender not in self.senders:
+            return
+        self.senders.remove(sender)
         for link in [x for x in self.links if x.sender is sender]:
             self._current.pop((sender, link.receiver.addresses[0]), None)
             if is_noticed:
