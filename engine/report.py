@@ -14,8 +14,11 @@ from engine.remote.prefill_side import PrefillSide
 from engine.scheduler.scheduler import Scheduler
 from kvtransfer.transports.base import Receiver, Sender
 
-_SIGN_OF_LIFE_MS = 1000.0
-"""An engine that has nothing to tell says so this often: its front takes longer silence for a stopped engine."""
+SIGN_OF_LIFE_MS = 500.0
+"""An engine that has nothing to tell says so this often: its front takes longer silence for a stopped engine.
+
+What a front may set as its limit is well above it (`services.worker.config.LEAST_SILENCE_MS`).
+"""
 
 
 class Reporter:
@@ -46,7 +49,7 @@ class Reporter:
         """The message; None when nothing has changed and a sign of life is not due yet."""
         stats, now_ms = self._stats(), monotonic_ms()
         is_news = bool(outputs or events or stats != self._last)
-        if not is_news and now_ms - self._told_at_ms < _SIGN_OF_LIFE_MS:
+        if not is_news and now_ms - self._told_at_ms < SIGN_OF_LIFE_MS:
             return None
         self._last, self._told_at_ms = stats, now_ms
         first = self.last_event_number + 1
