@@ -74,7 +74,7 @@ class LedgerRunner:
     """`ModelRunner` for the ledger: its "logits" are what each wanted row has read."""
 
     def __init__(self, layout: KVLayout, storage: Storage) -> None:
-        words = np.frombuffer(storage.buffer, dtype=np.uint32)
+        words = storage.tensor.numpy().view(np.uint32)
         # [num_blocks, num_layers, K or V, block_size, head_dim]
         self._words = words.reshape(-1, NUM_LAYERS, 2, layout.block_size, _HEAD_DIM)
         self._block_size = layout.block_size

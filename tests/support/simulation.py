@@ -25,6 +25,7 @@ from tests.support.scenes import random_prompt
 LEASE_MS, PREFILL_TIMEOUT_MS = 1500, 2000
 NUM_REQUESTS, NUM_TICKS, MAX_QUIET_TICKS = 8, 120, 2000
 PREFILL_NAMES = ("p1", "p2")
+NAMES = ("d", *PREFILL_NAMES)
 NOBODY = "nobody"
 
 
@@ -52,7 +53,8 @@ class Simulation:
     """One schedule, from its first request until nothing is held.
 
     violence: share of the time for disorder in which there is some, in (0, 1].
-    told: tokens of each choice over all lives of D. history: what happened, to be compared with another run.
+    owners: the engine that has each request: D, or now and then a prefill worker that serves clients too.
+    told: tokens of each choice, whoever told them. history: what happened, to be compared with another run.
     """
 
     seed: int
@@ -62,6 +64,7 @@ class Simulation:
     network: FakeNetwork = field(init=False)
     wire: Wire = field(init=False)
     requests: list[Request] = field(default_factory=list)
+    owners: dict[RequestId, str] = field(default_factory=dict)
     told: dict[RequestId, list[list[int]]] = field(default_factory=dict)
     ended: dict[RequestId, dict[int, str]] = field(default_factory=dict)
     standing_until_ms: dict[str, float] = field(default_factory=dict)
@@ -81,6 +84,8 @@ class Simulation:
             num_blocks=self.rng.choice([13, 18, 40]),
             budget=self.rng.choice([16, 40]),
             is_ledger=True,
+            is_staged=self.rng.random() < 0.2,
+            enable_prefix_caching=self.rng.random() < 0.8,
             network=self.network,
             session_lease_ms=LEASE_MS,
             prefill_timeout_ms=PREFILL_TIMEOUT_MS,
@@ -108,8 +113,9 @@ class Simulation:
         if self.rng.random() < 0.14 and len(self.requests) < NUM_REQUESTS:
             self.submit()
         if self.rng.random() < 0.015 and self.requests:
-            self.note("abort")
-            abort(self.wire.decode, self.rng.choice(self.requests).id)
+            request_id = self.rng.choice(self.requests).id
+            self.note(f"abort {request_id}")
+            abort(self.engine(self.owners[request_id]), request_id)
         if self.rng.random() < self.violence:
             self.befall(self.rng.random())
 
@@ -120,7 +126,7 @@ class Simulation:
         elif dice < 0.016:
             self.kill_decode()
         elif dice < 0.03:
-            self.stop(self.rng.choice(["d", *PREFILL_NAMES]))
+            self.stop(self.rng.choice(NAMES))
         elif dice < 0.04:
             self.note("streams lost")
             self.wire.lose_streams(self.rng.choice(PREFILL_NAMES))
@@ -137,9 +143,7 @@ class Simulation:
         for _ in range(self.rng.randrange(40)):
             self.network.step(self.rng.choice)
         self.renew_when_due()
-        if self.rng.random() < 0.8:
-            self.turn("d")
-        for name in PREFILL_NAMES:
+        for name in NAMES:
             if self.rng.random() < 0.7:
                 self.turn(name)
 
@@ -148,9 +152,10 @@ class Simulation:
         self.clock.now_ms += 10
         self.standing_until_ms.clear()
         self.network.release_delayed()
+        self.network.notice_losses()
         self.wire.turn()
         self.renew_when_due()
-        for name in ("d", *PREFILL_NAMES):
+        for name in NAMES:
             self.turn(name)
 
     # ---- what happens
@@ -164,11 +169,24 @@ class Simulation:
         if self.rng.random() < 0.1:
             request = replace(request, deadline_ms=self.rng.randrange(1, 3000))
         candidates = self.rng.sample([*PREFILL_NAMES, NOBODY], self.rng.randrange(4))
-        self.note(f"submit {len(prompt)} {candidates}")
+        owner = "d" if self.rng.random() < 0.85 else self.rng.choice(PREFILL_NAMES)
+        self.note(f"submit {len(prompt)} {owner} {candidates}")
         self.requests.append(request)
         self.told[request.id] = [[] for _ in range(num_choices)]
         self.ended[request.id] = {}
-        self.wire.decode.inbox.post(AddRequest(request, candidates))
+        self.owners[request.id] = owner
+        self.engine(owner).inbox.post(AddRequest(request, candidates if owner == "d" else []))
+
+    def submit_again(self, lost_owner: str) -> None:
+        """What a dead engine had goes on at D, from the tokens that were told."""
+        for request in self.requests:
+            is_open = len(self.ended[request.id]) < request.sampling.n
+            if is_open and self.owners[request.id] == lost_owner:
+                outputs = tuple(tuple(tokens) for tokens in self.told[request.id])
+                again = replace(request, output_token_ids=outputs if any(outputs) else ())
+                self.owners[request.id] = "d"
+                candidates = [self.rng.choice(PREFILL_NAMES)]
+                self.wire.decode.inbox.post(AddRequest(again, candidates))
 
     def disturb(self) -> None:
         """Something befalls what carries KV."""
@@ -179,6 +197,7 @@ class Simulation:
             self.network.inject(fault, self.rng.randrange(6))
         elif dice < 0.8:
             self.network.release_delayed()
+            self.network.notice_losses()
         elif self.network.links:
             self.note("cut")
             link = self.rng.choice(self.network.links)
@@ -202,20 +221,17 @@ class Simulation:
         self.network.remove_sender(sender, is_noticed=self.rng.random() < 0.5)
         self.wire.cut(name)
         self.wire.prefill[name] = self.new_engine()
+        self.submit_again(name)
 
     def kill_decode(self) -> None:
-        """D dies, and P hears of it or not; its requests go on elsewhere, from the tokens that were told."""
+        """D dies, and P hears of it or not; another one takes its place."""
         self.note("kill d")
         self.wire.decode.close()
         if self.rng.random() < 0.5:
             self.wire.end_streams()
         self.wire.streams.clear()
         self.wire.decode = self.new_engine()
-        for request in self.requests:
-            if len(self.ended[request.id]) < request.sampling.n:
-                outputs = tuple(tuple(tokens) for tokens in self.told[request.id])
-                again = replace(request, output_token_ids=outputs if any(outputs) else ())
-                self.wire.decode.inbox.post(AddRequest(again, [self.rng.choice(PREFILL_NAMES)]))
+        self.submit_again("d")
 
     # ---- running
 
@@ -223,14 +239,17 @@ class Simulation:
         """One turn of an engine that does not stand still."""
         if self.standing_until_ms.get(name, 0.0) > self.clock.now_ms:
             return
-        engine = self.wire.decode if name == "d" else self.wire.prefill[name]
+        engine = self.engine(name)
         engine.turn()
-        if name == "d":
-            self.hear()
+        self.hear(engine)
 
-    def hear(self) -> None:
-        """Take what D has told."""
-        for request_id, outputs in self.wire.decode.outputs.items():
+    def engine(self, name: str) -> EngineHarness:
+        """The engine that now bears a name."""
+        return self.wire.decode if name == "d" else self.wire.prefill[name]
+
+    def hear(self, engine: EngineHarness) -> None:
+        """Take what an engine has told its clients."""
+        for request_id, outputs in engine.outputs.items():
             for output in outputs:
                 if output.token_ids:
                     self.note(f"{request_id}/{output.choice} {output.token_ids}")
@@ -238,7 +257,7 @@ class Simulation:
                 if output.finish_reason:
                     self.note(f"{request_id}/{output.choice} {output.finish_reason}")
                     self.ended[request_id].setdefault(output.choice, output.finish_reason)
-        self.wire.decode.outputs.clear()
+        engine.outputs.clear()
 
     def renew_when_due(self) -> None:
         """D's front renews, unless it stands still too."""

@@ -92,6 +92,11 @@ class FakeNetwork:
             link.receiver.counters.connections_lost_total += 1
             link.end_receiving()
 
+    def notice_losses(self) -> None:
+        """Senders learn of every connection that its receiver has taken for lost."""
+        for link in [link for link in self._current.values() if link not in self.links]:
+            self.cut_for_sender(link)
+
     # ---- what the ends do
 
     def add_receiver(self, receiver: FakeReceiver) -> str:

@@ -13,19 +13,24 @@ from typing import Any
 
 import pytest
 
+from core.errors import TransferError
+from core.ids import SessionId
 from core.request import Request
 from engine.messages import (
     AnnouncePrefill,
     CallPrefill,
+    ChoiceOutput,
     EndPrefill,
     EngineStopped,
     FirstTokens,
     GrantPrefill,
+    PrefillAnnounced,
     PrefillAnswered,
+    PrefillLost,
     RefusePrefill,
     Shutdown,
 )
-from kvtransfer.events import SessionComplete
+from kvtransfer.events import ReceiveFailed, RunAdmitted, SessionComplete
 from kvtransfer.transports.fake.ends import FakeSender
 from kvtransfer.transports.fake.link import FakeLink
 from kvtransfer.transports.fake.network import FakeNetwork
@@ -349,6 +354,40 @@ def test_completion_twice_and_late_changes_nothing() -> None:
             wire.turn()
         end_right(wire, request)
         assert wire.decode.stats.sessions_completed_total == 1
+
+
+@pytest.mark.failure_edge("completion twice / late / never")
+def test_what_a_given_up_attempt_still_says_is_not_taken_for_the_next() -> None:
+    request = request_of()
+    with ledger_pair("p1", "p2") as (wire, _):
+        wire.is_slow = True
+        submit(wire, request, "p1", "p2")
+        until_said(wire, GrantPrefill)
+        (key,) = wire.streams
+        session = SessionId(key[0])
+        wire.cut("p1")
+        until(lambda: grants(wire) == [1, 2], wire)
+        late = [
+            *(RunAdmitted(session, 1, 0, position, 0, 3, True) for position in range(5)),
+            SessionComplete(session, 1),
+            PrefillAnswered(session, 1, [ChoiceOutput(request.id, 0, [1])], 0, True),
+            ReceiveFailed(session, 1, TransferError("late")),
+            PrefillLost(session, 1, "PeerLost", "late"),
+            PrefillAnnounced(session, 1, 0),
+        ]
+        for message in late:
+            wire.decode.inbox.post(message)
+        wire.decode.turn()
+        assert (wire.decode.stats.num_arriving, wire.decode.stats.sessions_failed_total) == (1, 1)
+        assert grants(wire) == [1, 2]
+        wire.is_slow = False
+        end_right(wire, request)
+        assert wire.decode.stats.sessions_failed_total == 1
+
+
+def grants(wire: Wire) -> list[int]:
+    """The attempts that D has granted."""
+    return [message.attempt for message in wire.passed if isinstance(message, GrantPrefill)]
 
 
 @pytest.mark.failure_edge("completion twice / late / never")
