@@ -113,7 +113,11 @@ class EngineCore:
             sender,
             self._idle_check,
         )
-        self._handlers: dict[type, Callable[[Any], None]] = {
+        self._handlers = self._make_handlers()
+
+    def _make_handlers(self) -> dict[type, Callable[[Any], None]]:
+        """What is done about each kind of message and event."""
+        return {
             AddRequest: self._add_request,
             AbortRequest: lambda m: self._abort(m.request_id),
             AddPrefill: self._add_prefill,
