@@ -102,6 +102,18 @@ class BlockLife:
         """Permits granted and not yet revoked."""
         return len(self._live_permits)
 
+    def is_live(self, permit: Permit) -> bool:
+        """Whether a permit has been granted here and not yet revoked."""
+        return permit in self._live_permits
+
+    def is_written_lawfully(self, block: BlockId) -> bool:
+        """Whether each writer inside a block is there under a live permit, or the block is set aside for it."""
+        with self._lock:
+            if not self._writers[block] or self._state[block] is BlockState.QUARANTINED:
+                return True
+            generation = self._generation[block]
+            return any(p.generations.get(block) == generation for p in self._live_permits)
+
     # ---- transitions, engine thread only
 
     def allocate(self, block: BlockId) -> Generation:

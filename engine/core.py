@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from core.errors import ServeError, WorkerLostError
-from core.ids import RequestId
+from core.ids import BlockId, RequestId
 from core.kv_identity import KVIdentity
 from core.kv_layout import KVLayout
 from engine.channel import Inbox, InboxItem, monotonic_ms
 from engine.config import EngineConfig
+from engine.integrity import IdleCheck, check_writers
 from engine.kvcache.block_pool import BlockPool
 from engine.kvcache.storage import Storage
 from engine.messages import (
@@ -102,10 +103,21 @@ class EngineCore:
             config, layout, scheduler, pool, storage, receivers, send, self._relay
         )
         self._prefill_side = PrefillSide(scheduler, storage, senders, send, identity, layout)
+        self._idle_check = IdleCheck(scheduler, pool)
         self._reporter = Reporter(
-            scheduler, pool, self._decode_side, self._prefill_side, receivers, senders
+            scheduler,
+            pool,
+            self._decode_side,
+            self._prefill_side,
+            receivers,
+            senders,
+            self._idle_check,
         )
-        self._handlers: dict[type, Callable[[Any], None]] = {
+        self._handlers = self._make_handlers()
+
+    def _make_handlers(self) -> dict[type, Callable[[Any], None]]:
+        """What is done about each kind of message and event."""
+        return {
             AddRequest: self._add_request,
             AbortRequest: lambda m: self._abort(m.request_id),
             AddPrefill: self._add_prefill,
@@ -150,6 +162,10 @@ class EngineCore:
             self._tell()  # a first token from elsewhere does not wait for our own step
         stepped = self._step()
         self._decode_side.offer_room()
+        if self._is_idle:
+            self._idle_check.look()
+        else:
+            self._idle_check.note_work()
         self._tell()
         return stepped
 
@@ -166,6 +182,9 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Raise AssertionError when pool, scheduler and sessions contradict each other."""
         self._scheduler.check_integrity()
+        self._decode_side.check_integrity()
+        self._prefill_side.check_integrity()
+        check_writers(self._pool.life, map(BlockId, range(len(self._pool.life))))
 
     # ---- requests
 
@@ -290,8 +309,11 @@ class EngineCore:
     def _shutdown(self, message: Shutdown) -> None:
         self._stop_at_ms = monotonic_ms() + message.drain_ms
 
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request is owed an end and no session one either."""
+        return not self._outbox.num_open and not self._prefill_side.num_sessions
+
     def _may_stop(self) -> bool:
-        idle = not self._scheduler.has_work and not self._outbox.num_open
-        idle = idle and not self._prefill_side.num_sessions
         assert self._stop_at_ms is not None
-        return idle or monotonic_ms() >= self._stop_at_ms
+        return self._is_idle or monotonic_ms() >= self._stop_at_ms

@@ -102,6 +102,7 @@ class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
     late_runs_total: int = 0
     checksum_errors_total: int = 0
     refused_connections_total: int = 0
+    integrity_violations_total: int = 0
 
 
 # ---------------------------------------------------------------- front -> engine

@@ -14,10 +14,9 @@ from engine.config import EngineConfig
 from engine.kvcache.storage import Storage
 from kvtransfer.config import TransferConfig
 from kvtransfer.events import PostEvent
-from kvtransfer.transports.base import Sender
+from kvtransfer.transports.base import Receiver, Sender
 from kvtransfer.transports.choice import Receivers, Senders
 from kvtransfer.transports.intake import Intake
-from kvtransfer.transports.links.receiver import LinkReceiver
 from kvtransfer.transports.shm.receiver import ShmReceiver
 from kvtransfer.transports.shm.sender import ShmSender
 from kvtransfer.transports.tcp.receiver import TcpReceiver
@@ -38,7 +37,7 @@ def make_movers(
     )
     intake = Intake(life, storage.buffer, layout, post)
     makers: dict[str, Callable[[PostEvent], Sender]] = {}
-    receivers: list[LinkReceiver] = []
+    receivers: list[Receiver] = []
     if transfer.ipc_dir:
         receivers.append(ShmReceiver(intake, transfer))
         makers["shm"] = partial(_shm_sender, storage, layout, transfer)

@@ -6,6 +6,7 @@ from core.block_hash import BlockHash
 from core.events import CacheEvent, Tier
 from core.worker_info import WorkerLoad
 from engine.channel import monotonic_ms
+from engine.integrity import IdleCheck
 from engine.kvcache.block_pool import BlockPool
 from engine.messages import ChoiceOutput, EngineStats, StepDone
 from engine.remote.decode_side import DecodeSide
@@ -13,8 +14,11 @@ from engine.remote.prefill_side import PrefillSide
 from engine.scheduler.scheduler import Scheduler
 from kvtransfer.transports.choice import Receivers, Senders
 
-_SIGN_OF_LIFE_MS = 1000.0
-"""An engine that has nothing to tell says so this often: its front takes longer silence for a stopped engine."""
+SIGN_OF_LIFE_MS = 500.0
+"""An engine that has nothing to tell says so this often: its front takes longer silence for a stopped engine.
+
+What a front may set as its limit is well above it (`services.worker.config.LEAST_SILENCE_MS`).
+"""
 
 
 class Reporter:
@@ -28,6 +32,7 @@ class Reporter:
         prefill_side: PrefillSide,
         receivers: Receivers,
         senders: Senders,
+        idle_check: IdleCheck,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
@@ -35,6 +40,7 @@ class Reporter:
         self._prefill_side = prefill_side
         self._receivers = receivers
         self._senders = senders
+        self._idle_check = idle_check
         self._last = EngineStats()
         self._told_at_ms = 0.0
         self.last_event_number = 0
@@ -43,7 +49,7 @@ class Reporter:
         """The message; None when nothing has changed and a sign of life is not due yet."""
         stats, now_ms = self._stats(), monotonic_ms()
         is_news = bool(outputs or events or stats != self._last)
-        if not is_news and now_ms - self._told_at_ms < _SIGN_OF_LIFE_MS:
+        if not is_news and now_ms - self._told_at_ms < SIGN_OF_LIFE_MS:
             return None
         self._last, self._told_at_ms = stats, now_ms
         first = self.last_event_number + 1
@@ -98,4 +104,5 @@ class Reporter:
             late_runs_total=received.late_runs_total,
             checksum_errors_total=received.checksum_errors_total,
             refused_connections_total=received.refused_connections_total,
+            integrity_violations_total=self._idle_check.num_violations,
         )

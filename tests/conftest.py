@@ -32,8 +32,24 @@ settings.load_profile("baton")
 settings.register_profile("few", settings.get_profile("baton"), max_examples=20)
 
 
+NUM_SCHEDULES = 100
+"""Random schedules of each kind that a plain run tests; `--schedules 10000` runs more."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--native-library", type=Path, help="a build of the host kernels to test")
+    parser.addoption(
+        "--schedules", type=int, default=NUM_SCHEDULES, help="random schedules of each kind to run"
+    )
+    parser.addoption("--first-schedule", type=int, default=0, help="seed of the first one")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `schedule` runs once for each seed; its id names the seed, which makes the same history."""
+    if "schedule" in metafunc.fixturenames:
+        first = metafunc.config.getoption("--first-schedule")
+        count = metafunc.config.getoption("--schedules")
+        metafunc.parametrize("schedule", range(first, first + count))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -201,14 +201,15 @@ class BlockPool:
         """
         self._queue.check_integrity()
         for index in range(1, self.num_usable + 1):
-            self._check_block(BlockId(index))
+            self.check_block(BlockId(index))
         assert self.life.state(NULL_BLOCK) is BlockState.FREE, "the null block is in use"
         assert NULL_BLOCK not in self._content, "the null block has content"
         self._check_copies()
         if tables is not None:
             self._check_references(tables)
 
-    def _check_block(self, block: BlockId) -> None:
+    def check_block(self, block: BlockId) -> None:
+        """Raise AssertionError with the reason if what is known of one block contradicts itself. Constant time."""
         state, held = self.life.state(block), self._references[block] > 0
         name = f"block {block} ({state.name}, {self._references[block]} references)"
         queued, aside = block in self._queue, block in self._quarantined
@@ -224,6 +225,11 @@ class BlockPool:
         assert places[state], f"{name} is in the wrong place"
         has_content = state in (BlockState.COMMITTED, BlockState.CACHED)
         assert has_content == (block in self._content), f"{name}: content {block in self._content}"
+        if has_content:
+            group, content = self._content[block]
+            listed = self._copies[group].get(content.key, ())
+            assert block in listed, f"{name} is not found by its hash"
+        self._queue.check_block(block)
         if self.life.num_writers(block):
             writable = (BlockState.RESERVED, BlockState.FILLING, BlockState.QUARANTINED)
             assert state in writable, f"{name} has a writer inside"

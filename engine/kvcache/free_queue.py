@@ -73,6 +73,15 @@ class FreeQueue:
         )
         assert len(set(seen)) == len(seen), "a block is linked twice"
 
+    def check_block(self, block: BlockId) -> None:
+        """Assert that the links of one block agree with those of its neighbours."""
+        before, after = self._previous[block], self._next[block]
+        if after == _OUT:
+            assert before == _OUT, f"block {block} is linked on one side"
+            return
+        assert self._next[before] == block, f"links of blocks {before} and {block} differ"
+        assert self._previous[after] == block, f"links of blocks {block} and {after} differ"
+
     def _insert(self, before: int, block: BlockId) -> None:
         assert block != NULL_BLOCK, "the null block is never in the free queue"
         assert self._next[block] == _OUT, f"block {block} is in the free queue already"

@@ -191,6 +191,25 @@ class DecodeSide:
             if arrival.state is ArrivalState.GRANTED and arrival.last_sign_ms < limit:
                 self._attempt_failed(arrival, tell_prefill=True)
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError with the reason when arrivals, permits and the scheduler contradict each other."""
+        arrivals = self._arrivals.values()
+        assert len(self._of_request) == len(arrivals) == self._scheduler.num_arriving, (
+            f"{len(arrivals)} arrivals, {self._scheduler.num_arriving} arriving sequences"
+        )
+        for arrival in arrivals:
+            table = arrival.sequence.block_table
+            if (permit := arrival.permit) is None:
+                assert not table.num_held_blocks, "an arrival without a permit holds blocks"
+                continue
+            assert arrival.state is ArrivalState.GRANTED, f"a permit, {arrival.state.value}"
+            assert self._life.is_live(permit), "an arrival's permit is revoked"
+            expected = {block for ids in table.groups for block in ids[arrival.num_pinned_blocks :]}
+            assert permit.generations.keys() == expected, "a permit for other blocks than reserved"
+        num_permits = sum(arrival.permit is not None for arrival in arrivals)
+        found = self._life.num_live_permits
+        assert found == num_permits, f"{found} live permits, {num_permits} granted arrivals"
+
     # ---- inside
 
     def _current(self, session: SessionId, attempt: int) -> Arrival | None:

@@ -242,6 +242,17 @@ class PrefillSide:
             if session.expires_ms < now and session.state is not SessionState.DRAINING:
                 self._fail(session.key, ServeError("the session's lease ran out"))
 
+    def check_integrity(self) -> None:
+        """Raise AssertionError with the reason when sessions and the scheduler contradict each other."""
+        sessions = self._sessions.values()
+        assert len(self._of_sequence) == len(sessions) == self._scheduler.num_sessions, (
+            f"{len(sessions)} sessions, {self._scheduler.num_sessions} of the scheduler"
+        )
+        for session in sessions:
+            num_held = session.sequence.block_table.num_held_blocks
+            is_queued = session.state is SessionState.QUEUED
+            assert is_queued != bool(num_held), f"{num_held} blocks held, {session.state.value}"
+
     # ---- inside
 
     def _check(self, message: AddPrefill) -> list[Offer]:

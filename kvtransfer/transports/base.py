@@ -70,8 +70,12 @@ class Receiver(Protocol):
         """
         ...
 
+    def stop(self) -> None:
+        """Take in nothing more; sessions stand, for other ends that share them. Idempotent."""
+        ...
+
     def close(self) -> None:
-        """Stop: no write happens after the return. Idempotent."""
+        """Stop for good: no write happens after the return. Idempotent."""
         ...
 
 

@@ -14,9 +14,8 @@ from core.ids import SessionId
 from kvtransfer.counters import TransferCounters
 from kvtransfer.events import MoverEvent, PostEvent, SessionDrained
 from kvtransfer.session import ReceiveSession, SendSession, SessionKey, SourceBlock
-from kvtransfer.transports.base import Sender
+from kvtransfer.transports.base import Receiver, Sender
 from kvtransfer.transports.intake import Intake
-from kvtransfer.transports.links.receiver import LinkReceiver
 
 
 class Offer(NamedTuple):
@@ -29,7 +28,7 @@ class Offer(NamedTuple):
 class Receivers:
     """All ends of one worker that take runs in. Engine thread only."""
 
-    def __init__(self, intake: Intake, receivers: Sequence[LinkReceiver]) -> None:
+    def __init__(self, intake: Intake, receivers: Sequence[Receiver]) -> None:
         """receivers: best first; they share the intake, and all belong to this from now on."""
         self._intake = intake
         self._receivers = receivers

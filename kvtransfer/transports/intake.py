@@ -26,17 +26,16 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 
-from crc32c import crc32c
-
 from core.blocks import BlockLife
 from core.errors import ChecksumMismatch, TransferError
-from core.ids import NULL_BLOCK, BlockId, SessionId
+from core.ids import BlockId, SessionId
 from core.kv_layout import KVLayout, Run
 from kvtransfer.counters import TransferCounters
 from kvtransfer.coverage import Coverage
 from kvtransfer.events import PostEvent, ReceiveFailed, RunAdmitted, SessionComplete, WriterLeft
 from kvtransfer.session import ReceiveSession, SessionKey
 from kvtransfer.transports.base import MAX_SLICE_BYTES
+from kvtransfer.transports.incoming_run import Fate, IncomingRun, run_range
 from kvtransfer.transports.runs import UNCHECKED, RunAnswer, RunBatch, RunHeader, RunPlaces
 
 MAX_ENDED_SESSIONS = 4096
@@ -51,13 +50,7 @@ class OpenOutcome(Enum):
     STRANGER = auto()
 
 
-class _Fate(Enum):
-    WRITING = auto()
-    COVERED = auto()
-    LATE = auto()
-
-
-class _LiveSession:
+class LiveSession:
     """An expected session: where its blocks are, what has arrived, who writes."""
 
     __slots__ = (
@@ -106,14 +99,14 @@ class Intake:
         self._places = RunPlaces(layout)
         self._post = post
         self._lock = threading.Lock()
-        self._live: dict[SessionKey, _LiveSession] = {}
+        self._live: dict[SessionKey, LiveSession] = {}
         self._ended: OrderedDict[SessionKey, bytes] = OrderedDict()
 
     # ---- engine thread
 
     def expect(self, session: ReceiveSession) -> None:
         """Let runs of this session in; complete at once when it lacks nothing."""
-        live = _LiveSession(session, self._layout)
+        live = LiveSession(session, self._layout)
         with self._lock:
             assert session.key not in self._live, f"session {session.key} is expected already"
             self._live[session.key] = live
@@ -180,20 +173,20 @@ class Intake:
                     self._fail(live, error)
                 raise
             if live is None or live.is_failed:
-                return IncomingRun(self, header, None, _Fate.LATE)
+                return IncomingRun(self, header, None, Fate.LATE)
             return self._begin(header, live, place)
 
-    def _begin(self, header: RunHeader, live: _LiveSession, place: Run) -> IncomingRun:
-        parts = live.coverage.lacking_layers(*_range(header))
-        run = IncomingRun(self, header, live, _Fate.WRITING if parts else _Fate.COVERED)
+    def _begin(self, header: RunHeader, live: LiveSession, place: Run) -> IncomingRun:
+        parts = live.coverage.lacking_layers(*run_range(header))
+        run = IncomingRun(self, header, live, Fate.WRITING if parts else Fate.COVERED)
         if parts and not self._has_displaced(run, live):
-            run.fate = _Fate.COVERED
-        if run.fate is _Fate.WRITING:
+            run.fate = Fate.COVERED
+        if run.fate is Fate.WRITING:
             live.writing.append(run)
             run.aim(live.blocks[header.group, header.position], place, parts)
         return run
 
-    def _has_displaced(self, run: IncomingRun, live: _LiveSession) -> bool:
+    def _has_displaced(self, run: IncomingRun, live: LiveSession) -> bool:
         """Take the range over from older connections. Never two writers at a time: where one is
         inside a slice now, it goes on and this one does not.
         """
@@ -202,7 +195,7 @@ class Intake:
             return False
         live.batch_link = None
         for other in rivals:
-            other.fate = _Fate.COVERED
+            other.fate = Fate.COVERED
             live.writing.remove(other)
         return True
 
@@ -289,7 +282,7 @@ class Intake:
             self.counters.late_runs_total += len(intact) - sum(intact)
             return False
 
-    def _admit_batch(self, live: _LiveSession, batch: RunBatch) -> None:
+    def _admit_batch(self, live: LiveSession, batch: RunBatch) -> None:
         (session, attempt), group = batch.key, batch.group
         first, count, post = batch.first_layer, batch.num_layers, self._post
         whole = live.coverage.admit_all(*batch.ranges)
@@ -303,7 +296,7 @@ class Intake:
         """Let a run into its block for one slice; False when it has lost the right to write."""
         with self._lock:
             live = run.live
-            if run.fate is not _Fate.WRITING or live is None or not self._stands(live):
+            if run.fate is not Fate.WRITING or live is None or not self._stands(live):
                 return False
             run.is_inside = self.life.enter(live.session.permit, run.block)
             return run.is_inside
@@ -333,12 +326,12 @@ class Intake:
             if run.is_inside:
                 self._leave(run)
             self._release(run)
-            if live is None or not self._stands(live) or run.fate is _Fate.LATE:
+            if live is None or not self._stands(live) or run.fate is Fate.LATE:
                 self.counters.late_runs_total += 1
                 return RunAnswer(header.number, False)
-            if run.fate is _Fate.COVERED:
+            if run.fate is Fate.COVERED:
                 self.counters.duplicate_runs_total += 1
-                is_covered = not live.coverage.lacking_layers(*_range(header))
+                is_covered = not live.coverage.lacking_layers(*run_range(header))
                 return RunAnswer(header.number, True) if is_covered else None
             if header.checksum not in (run.checksum, UNCHECKED):
                 self._fail_checksum(live, header, run.checksum)
@@ -346,7 +339,7 @@ class Intake:
             self._admit(live, header)
             return RunAnswer(header.number, True)
 
-    def _stands(self, live: _LiveSession) -> bool:
+    def _stands(self, live: LiveSession) -> bool:
         return not live.is_failed and self._live.get(live.session.key) is live
 
     def _release(self, run: IncomingRun) -> None:
@@ -354,8 +347,8 @@ class Intake:
         if run.live is not None and run in run.live.writing:
             run.live.writing.remove(run)
 
-    def _admit(self, live: _LiveSession, header: RunHeader) -> None:
-        live.coverage.admit(*_range(header))
+    def _admit(self, live: LiveSession, header: RunHeader) -> None:
+        live.coverage.admit(*run_range(header))
         self.counters.admitted_runs_total += 1
         session, attempt = header.key
         _, group, position, first_layer, num_layers = header[2:7]
@@ -379,7 +372,7 @@ class Intake:
                 header = batch.header(wrong, announced[wrong], 0)
                 self._fail_checksum(live, header, found[wrong])
 
-    def _fail_checksum(self, live: _LiveSession, header: RunHeader, found: int) -> None:
+    def _fail_checksum(self, live: LiveSession, header: RunHeader, found: int) -> None:
         self.counters.checksum_errors_total += 1
         message = (
             f"run of block position {header.position}, layers from {header.first_layer}: "
@@ -387,98 +380,7 @@ class Intake:
         )
         self._fail(live, ChecksumMismatch(message))
 
-    def _fail(self, live: _LiveSession, error: TransferError) -> None:
+    def _fail(self, live: LiveSession, error: TransferError) -> None:
         if not live.is_failed:
             live.is_failed = True
             self._post(ReceiveFailed(live.session.session, live.session.attempt, error))
-
-
-class IncomingRun:
-    """One run on its way in. Its bytes go, in order, where `next_slice` says."""
-
-    __slots__ = (
-        "_base_bytes", "_intake", "_parts", "_slice", "answer", "block", "checksum", "fate",
-        "header", "is_inside", "live", "num_bytes_left", "slice_offset_bytes",
-    )  # fmt: skip
-
-    def __init__(
-        self, intake: Intake, header: RunHeader, live: _LiveSession | None, fate: _Fate
-    ) -> None:
-        self.header = header
-        self.live = live
-        self.fate = fate
-        self.num_bytes_left = header.num_bytes
-        self.block = NULL_BLOCK
-        self.is_inside = False
-        self.checksum = 0
-        self.answer: RunAnswer | None = None
-        self._intake = intake
-        self._slice = intake.scratch
-        self._base_bytes = 0
-        self.slice_offset_bytes = 0  # of the slice in the pool, where it is one of it
-        # half-open byte ranges of the payload that go into the pool; the rest goes to scratch
-        self._parts: list[tuple[int, int]] = []
-
-    def aim(self, block: BlockId, place: Run, parts: list[tuple[int, int]]) -> None:
-        """Let these parts of the run, as `(first layer, count)`, go to their place in a block."""
-        header = self.header
-        self.block = block
-        self._base_bytes = block * self._intake.block_bytes + place.offset_bytes
-        layer_bytes = place.num_bytes // header.num_layers
-        for first, count in parts:
-            start = (first - header.first_layer) * layer_bytes
-            self._parts.append((start, start + count * layer_bytes))
-
-    def overlaps(self, other: IncomingRun) -> bool:
-        """Whether both runs carry some layer of the same block."""
-        ours, theirs = self.header, other.header
-        return (ours.group, ours.position) == (theirs.group, theirs.position) and (
-            ours.first_layer < theirs.first_layer + theirs.num_layers
-            and theirs.first_layer < ours.first_layer + ours.num_layers
-        )
-
-    def next_slice(self, max_bytes: int = MAX_SLICE_BYTES) -> memoryview:
-        """Where the next bytes go, at most `max_bytes`; `wrote` must follow before anything."""
-        start = self.header.num_bytes - self.num_bytes_left
-        end, is_pool = self._stretch(start)
-        if is_pool and not self._intake.enter(self):
-            if self.fate is _Fate.WRITING:
-                self.fate = _Fate.LATE
-            end, is_pool = self.header.num_bytes, False
-        size = min(end - start, max_bytes)
-        if is_pool:
-            place = self.slice_offset_bytes = self._base_bytes + start
-            self._slice = self._intake.pool[place : place + size]
-        else:
-            self._slice = self._intake.scratch[: min(size, MAX_SLICE_BYTES)]
-        return self._slice
-
-    def wrote(self, num_bytes: int) -> None:
-        """The transport has put this many bytes into the slice (none, when nothing had come).
-
-        With the last ones the run is over, and `answer` is what to tell the sender, if anything.
-        """
-        if num_bytes:
-            if self.fate is _Fate.WRITING and self.header.checksum != UNCHECKED:
-                self.checksum = crc32c(self._slice[:num_bytes], self.checksum)
-            self.num_bytes_left -= num_bytes
-            self._intake.count_received(num_bytes)
-        if not self.num_bytes_left:
-            self.answer = self._intake.finish(self)
-        elif self.is_inside:
-            self._intake.leave(self)
-
-    def _stretch(self, start: int) -> tuple[int, bool]:
-        """The end of the stretch of bytes that begins at `start`, and whether it is for the pool."""
-        if self.fate is _Fate.WRITING:
-            for first, end in self._parts:
-                if start < first:
-                    return first, False
-                if start < end:
-                    return end, True
-        return self.header.num_bytes, False
-
-
-def _range(header: RunHeader) -> tuple[int, int, int, int, int]:
-    """Group, position, first layer, number of layers, valid slots: a range of coverage."""
-    return header[3:8]

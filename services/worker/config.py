@@ -9,6 +9,9 @@ from engine.config import EngineConfig
 from kvindex.config import IndexConfig
 
 MAX_PORT = 65_535
+LEAST_SILENCE_MS = 1_000
+"""A live engine says something within three quarters of it, also when it is idle."""
+
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -51,7 +54,7 @@ class WorkerConfig:
         _check_range("port", self.port, 0, MAX_PORT)
         _check_range("metrics-port", self.metrics_port, -1, MAX_PORT)
         _check_range("drain-ms", self.drain_ms, 0, 3_600_000)
-        _check_range("engine-silence-ms", self.engine_silence_ms, 100, 3_600_000)
+        _check_range("engine-silence-ms", self.engine_silence_ms, LEAST_SILENCE_MS, 3_600_000)
         _check_range("engine-death-ms", self.engine_death_ms, self.engine_silence_ms, 3_600_000)
         if self.log_level not in LOG_LEVELS:
             raise ConfigError(

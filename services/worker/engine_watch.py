@@ -1,4 +1,4 @@
-"""Whether the engine still speaks. A live engine says something at least once a second, also when it is idle.
+"""Whether the engine still speaks. A live engine says something within a second, also when it is idle.
 
     HEARD   within the silence limit
     SILENT  beyond it: sessions of other workers end, loads are no longer reported, the lease is not renewed

@@ -76,6 +76,11 @@ _COUNTERS = (
     ("baton:late_runs", "late_runs_total", "Runs that came too late and went to scratch."),
     ("baton:checksum_errors", "checksum_errors_total", "Runs that arrived with a wrong checksum."),
     ("baton:refused_connections", "refused_connections_total", "Data connections refused."),
+    (
+        "baton:integrity_violations",
+        "integrity_violations_total",
+        "Times that the idle engine was found holding what nobody has asked for.",
+    ),
 )
 _TOKEN_SOURCES = (
     ("local_compute", "computed_prompt_tokens_total"),

@@ -1,8 +1,8 @@
 """Real engines over a tiny model, stepped by the test, and a wire between a decode and a prefill engine.
 
-Everything is real but the model's size and the fronts: the scheduler, the pool, the tcp movers and their threads. The
-wire turns what one engine says into what the other hears, as two fronts and a Prefill stream would; a test can hold
-messages back, drop them or cut the stream.
+Everything is real but the model's size and the fronts: the scheduler, the pool, the tcp movers and their threads, or
+movers over a network in memory that the test drives. The wire turns what one engine says into what the other hears, as
+two fronts and a Prefill stream would; a test can hold messages back, drop them or cut the stream.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
 from core.block_hash import HashRoot
 from core.blocks import BlockLife
-from core.ids import RequestId
+from core.ids import RequestId, SessionId
 from core.kv_identity import KVIdentity
 from core.kv_layout import KVLayout
 from core.request import Request, SamplingParams
@@ -49,6 +50,7 @@ from engine.messages import (
     PrefillEnded,
     PrefillGranted,
     PrefillLost,
+    PrefillRenewed,
     PrefillRoom,
     RefusePrefill,
     RoomForPrefill,
@@ -60,6 +62,13 @@ from engine.runner.model_runner import ModelRunner
 from engine.sampler.sampler import Sampler
 from engine.scheduler.config import SchedulerConfig
 from engine.scheduler.scheduler import Scheduler
+from kvtransfer.config import TransferConfig
+from kvtransfer.transports.base import Receiver, Sender
+from kvtransfer.transports.choice import Receivers, Senders
+from kvtransfer.transports.fake.ends import FakeReceiver, FakeSender
+from kvtransfer.transports.fake.network import FakeNetwork
+from tests.support import ledger_model
+from tests.support.ledger_model import GROUP_SHAPES, LedgerRunner, LedgerSampler, ledger_layout
 from tests.support.poison import POISON_BYTE
 from tests.support.tiny_model import tiny_model
 
@@ -76,15 +85,17 @@ class EngineHarness:
         budget: int = 48,
         model_seed: int = 0,
         is_staged: bool = False,
+        is_ledger: bool = False,
+        network: FakeNetwork | None = None,
         **config: Any,
     ) -> None:
-        """is_staged: whether movers have a memory of their own beside the kernels'; what was never written is NaN."""
-        model = tiny_model(model_seed)
+        """is_staged: whether movers have a memory of their own beside the kernels'; what was never written is NaN.
+
+        is_ledger: whether the model is the ledger, see there. network: what movers use instead of sockets.
+        """
         self.config = EngineConfig(model="tiny", max_num_seqs=16, **{"ipc_dir": "none", **config})
-        self.layout = KVLayout(BLOCK_SIZE, model.config.kv_groups(self.config.kv_dtype))
-        self.identity = KVIdentity(
-            f"tiny{model_seed}", "float32", "float32", "", model.config.group_shapes()
-        )
+        model = _ledger(model_seed) if is_ledger else _tiny(model_seed, self.config.kv_dtype)
+        self.layout, self.identity = model.layout, model.identity
         self.root = HashRoot.of(self.identity, lossy_settings=(f"kv_dtype={self.config.kv_dtype}",))
         self.storage = storage = _allocate(self.layout, num_blocks + 1, is_staged=is_staged)
         self.pool = BlockPool(BlockLife(num_blocks + 1, storage.memory.generations))
@@ -94,7 +105,7 @@ class EngineHarness:
                 max_num_batched_tokens=budget,
                 max_num_seqs=16,
                 max_model_len=512,
-                vocab_size=model.config.vocab_size,
+                vocab_size=model.vocab_size,
                 hash_root=self.root if self.config.enable_prefix_caching else None,
             ),
             self.pool,
@@ -104,9 +115,7 @@ class EngineHarness:
         self.outputs: dict[RequestId, list[ChoiceOutput]] = defaultdict(list)
         self.stats = EngineStats()
         self.num_told = 0
-        self.receivers, self.senders = make_movers(
-            self.config, self.pool.life, storage, self.layout, self.inbox.post
-        )
+        self.receivers, self.senders = self._movers(network)
         self.core = EngineCore(
             config=self.config,
             inbox=self.inbox,
@@ -116,12 +125,34 @@ class EngineHarness:
             scheduler=self.scheduler,
             pool=self.pool,
             storage=storage,
-            runner=ModelRunner(model, self.layout, storage, 1),
-            sampler=Sampler(),
+            runner=model.make_runner(storage),
+            sampler=model.sampler,
             eos_token_ids=frozenset(),
             receivers=self.receivers,
             senders=self.senders,
         )
+
+    @property
+    def receiver(self) -> Receiver:
+        """The end that takes runs in; the best one where there are several."""
+        return self.receivers._receivers[0]
+
+    @property
+    def sender(self) -> Sender:
+        """The end that sends; the best one where there are several."""
+        return next(iter(self.senders._senders.values()))
+
+    def _movers(self, network: FakeNetwork | None) -> tuple[Receivers, Senders]:
+        life, layout, post = self.pool.life, self.layout, self.inbox.post
+        if network is None:
+            return make_movers(self.config, life, self.storage, layout, post)
+        config = TransferConfig(link_rate_bytes_s=self.config.link_rate_bytes_s)
+        buffer = self.storage.buffer
+        receiver = FakeReceiver(network, life, buffer, layout, post)
+        senders = Senders(
+            {"fake": lambda post: FakeSender(network, buffer, layout, post, config)}, post
+        )
+        return Receivers(receiver.intake, [receiver]), senders
 
     def _hear(self, message: Any) -> None:
         if not isinstance(message, StepDone):
@@ -159,13 +190,43 @@ class EngineHarness:
                 self.pool.num_held,
                 self.pool.num_quarantined,
                 stats.num_open_sessions,
+                stats.blocks_outstanding,
                 self.pool.life.num_live_permits,
             )
         )
 
     def close(self) -> None:
-        """Join its movers."""
-        self.core.close()
+        """Look at its books once more, and join its movers."""
+        try:
+            self.core.check_integrity()
+            assert not self.stats.integrity_violations_total, "found broken while it was idle"
+        finally:
+            self.core.close()
+
+
+class _Model(NamedTuple):
+    """What a harness needs of a model."""
+
+    layout: KVLayout
+    identity: KVIdentity
+    vocab_size: int
+    make_runner: Callable[[Any], Any]
+    sampler: Any
+
+
+def _tiny(seed: int, kv_dtype: str) -> _Model:
+    model = tiny_model(seed)
+    layout = KVLayout(BLOCK_SIZE, model.config.kv_groups(kv_dtype))
+    identity = KVIdentity(f"tiny{seed}", "float32", "float32", "", model.config.group_shapes())
+    make_runner = partial(ModelRunner, model, layout, layers_per_range=1)
+    return _Model(layout, identity, model.config.vocab_size, make_runner, Sampler())
+
+
+def _ledger(seed: int) -> _Model:
+    layout = ledger_layout(BLOCK_SIZE)
+    identity = KVIdentity(f"ledger{seed}", "float32", "float32", "", GROUP_SHAPES)
+    make_runner = partial(LedgerRunner, layout)
+    return _Model(layout, identity, ledger_model.VOCAB_SIZE, make_runner, LedgerSampler())
 
 
 def _allocate(layout: KVLayout, num_blocks: int, *, is_staged: bool) -> Any:
@@ -229,35 +290,67 @@ def turn_until(done: Callable[[], bool], *engines: Any, timeout_s: float = 20.0)
 class Wire:
     """A decode engine and its prefill candidates, by address.
 
-    dropped: message types that the wire loses. held: while true nothing passes.
+    network: what carries KV, when that is in memory; each turn lets everything on it happen.
+    dropped: message types that the wire loses. held: while true nothing passes. is_slow: while true KV does not move.
     """
 
     decode: EngineHarness
     prefill: dict[str, EngineHarness]
     dropped: set[type] = field(default_factory=set)
     held: bool = False
+    network: FakeNetwork | None = None
+    is_slow: bool = False
     passed: list[Any] = field(default_factory=list)
     streams: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def turn(self, wait_s: float = 0.0) -> None:
-        """Carry every message that waits."""
+        """Carry every message that waits, and what is on the network."""
+        while self.carry_one():
+            pass
+        if self.network is not None and not self.is_slow:
+            self.network.run()
+
+    def carry_one(self) -> bool:
+        """Carry one message, D's before those of P; whether there was one."""
         if self.held:
-            return
-        while self.decode.said:
+            return False
+        if self.decode.said:
             self._to_prefill(self.decode.said.popleft())
+            return True
         for address, engine in self.prefill.items():
-            while engine.said:
+            if engine.said:
                 self._to_decode(address, engine.said.popleft())
+                return True
+        return False
+
+    def renew(self) -> None:
+        """D's front says of every open session that it is still wanted."""
+        lease_ms = self.decode.config.session_lease_ms
+        for key, address in self.streams.items():
+            if address in self.prefill:
+                self.prefill[address].inbox.post(PrefillRenewed(*_name(key), lease_ms))
+
+    def lose_streams(self, address: str) -> None:
+        """The control connection between D and one P is gone: each side hears of its end."""
+        for key in [key for key, at in self.streams.items() if at == address]:
+            if address in self.prefill:
+                self.prefill[address].inbox.post(PrefillEnded(*_name(key), "the stream is lost"))
+            self._lose(key, "PeerLost", "connection reset")
+
+    def end_streams(self) -> None:
+        """Every P hears that D is gone."""
+        for key, address in self.streams.items():
+            if address in self.prefill:
+                self.prefill[address].inbox.post(PrefillEnded(*_name(key), "the stream is lost"))
 
     def cut(self, address: str) -> None:
         """The prefill worker dies: its streams end on D's side, and it hears and says nothing more."""
         self.prefill.pop(address).close()
-        for key in [key for key, at in self.streams.items() if at == address]:
-            self._lose(key, "PeerLost", "connection reset")
+        self.lose_streams(address)
 
     def _lose(self, key: tuple[int, int], kind: str, reason: str) -> None:
         if self.streams.pop(key, None) is not None:
-            self.decode.inbox.post(PrefillLost(*key, kind, reason))  # type: ignore[arg-type]
+            self.decode.inbox.post(PrefillLost(*_name(key), kind, reason))
 
     def _to_prefill(self, message: Any) -> None:
         self.passed.append(message)
@@ -285,6 +378,10 @@ class Wire:
             self.decode.inbox.post(PrefillAnnounced(*key, message.num_cached_tokens))
         elif isinstance(message, FirstTokens):
             self.decode.inbox.post(PrefillAnswered(*msgspec.structs.astuple(message)))
+
+
+def _name(key: tuple[int, int]) -> tuple[SessionId, int]:
+    return SessionId(key[0]), key[1]
 
 
 def _as_heard_by_prefill(message: Any, decode: EngineHarness) -> Any:

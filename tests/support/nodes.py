@@ -168,6 +168,7 @@ IDLE_GAUGES = (
     "baton:live_permits",
     "baton:quarantined_blocks",
     "baton:blocks_outstanding",
+    "baton:integrity_violations_total",
 )
 
 

@@ -9,8 +9,12 @@ from typing import Any
 
 from core.request import Request
 from engine.messages import AddRequest
+from kvtransfer.transports.fake.network import FakeNetwork
 from tests.support.engines import EngineHarness, Wire, abort, make_request, run_alone, turn_until
 from tests.support.tiny_model import VOCAB_SIZE
+
+SLICE_BYTES = 100
+"""What a network in memory delivers at once: a fraction of a layer of a block."""
 
 
 def random_prompt(length: int, seed: int = 0) -> list[int]:
@@ -19,16 +23,31 @@ def random_prompt(length: int, seed: int = 0) -> list[int]:
 
 @contextmanager
 def split_pair(
-    *addresses: str, prefill: dict[str, Any] | None = None, **decode: Any
+    *addresses: str,
+    prefill: dict[str, Any] | None = None,
+    network: FakeNetwork | None = None,
+    **decode: Any,
 ) -> Iterator[Wire]:
-    """A decode engine and a prefill engine for each address."""
-    engines = {address: EngineHarness(**(prefill or {})) for address in addresses or ("p1",)}
-    wire = Wire(EngineHarness(**decode), engines)
+    """A decode engine and a prefill engine for each address; network: what KV travels on, None for sockets."""
+    options = {"network": network, **(prefill or {})}
+    engines = {address: EngineHarness(**options) for address in addresses or ("p1",)}
+    wire = Wire(EngineHarness(network=network, **decode), engines, network=network)
     try:
         yield wire
     finally:
         for engine in [wire.decode, *wire.prefill.values()]:
             engine.close()
+
+
+@contextmanager
+def ledger_pair(
+    *addresses: str, prefill: dict[str, Any] | None = None, **decode: Any
+) -> Iterator[tuple[Wire, FakeNetwork]]:
+    """The same with the ledger as model, on a network in memory that delivers in small slices."""
+    network, ledger = FakeNetwork(SLICE_BYTES), {"is_ledger": True}
+    options = {**ledger, **(prefill or {})}
+    with split_pair(*addresses, prefill=options, network=network, **ledger, **decode) as wire:
+        yield wire, network
 
 
 def submit(wire: Wire, request: Request, *candidates: str) -> None:

@@ -62,9 +62,13 @@ class FakeReceiver:
         """See `Receiver.forget`."""
         self.intake.forget(session, attempt)
 
+    def stop(self) -> None:
+        """See `Receiver.stop`."""
+        self._network.remove_receiver(self._address)
+
     def close(self) -> None:
         """See `Receiver.close`."""
-        self._network.remove_receiver(self._address)
+        self.stop()
         self.intake.close()
 
 

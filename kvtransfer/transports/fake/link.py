@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from core.errors import TransferError
 from kvtransfer.session import SessionKey
 from kvtransfer.transports.fake.packets import AnswerPacket, OpenPacket, RunPacket
-from kvtransfer.transports.intake import IncomingRun, OpenOutcome
+from kvtransfer.transports.incoming_run import IncomingRun
+from kvtransfer.transports.intake import OpenOutcome
 
 if TYPE_CHECKING:
     from kvtransfer.transports.fake.ends import FakeReceiver, FakeSender

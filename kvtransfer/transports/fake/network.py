@@ -92,6 +92,11 @@ class FakeNetwork:
             link.receiver.counters.connections_lost_total += 1
             link.end_receiving()
 
+    def notice_losses(self) -> None:
+        """Senders learn of every connection that its receiver has taken for lost."""
+        for link in [link for link in self._current.values() if link not in self.links]:
+            self.cut_for_sender(link)
+
     # ---- what the ends do
 
     def add_receiver(self, receiver: FakeReceiver) -> str:
@@ -108,9 +113,10 @@ class FakeNetwork:
             self.cut(link)
 
     def remove_sender(self, sender: FakeSender, *, is_noticed: bool = True) -> None:
-        """A sender is gone; where nobody notices, what it had sent still arrives."""
-        if sender in self.senders:
-            self.senders.remove(sender)
+        """A sender is gone, once; where nobody notices, what it had sent still arrives."""
+        if sender not in self.senders:
+            return
+        self.senders.remove(sender)
         for link in [x for x in self.links if x.sender is sender]:
             self._current.pop((sender, link.receiver.addresses[0]), None)
             if is_noticed:

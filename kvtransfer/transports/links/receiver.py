@@ -81,7 +81,7 @@ class LinkReceiver:
         self._intake.forget(session, attempt)
 
     def stop(self) -> None:
-        """Take in nothing more; the intake stays, for other receivers that share it. Idempotent."""
+        """See `Receiver.stop`."""
         self._is_stopping = True
         self._wakeup.signal()
         self._thread.join()

@@ -7,7 +7,8 @@ from collections import deque
 
 from core.errors import TransferError
 from kvtransfer.counters import TransferCounters
-from kvtransfer.transports.intake import IncomingRun, Intake
+from kvtransfer.transports.incoming_run import IncomingRun
+from kvtransfer.transports.intake import Intake
 from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.inbound import READ_BUDGET_BYTES, InboundLink
 from kvtransfer.transports.links.wire import Announcement, Entries, FrameKind, Hello

@@ -105,6 +105,7 @@ def test_an_address_that_is_none_fails_its_session_only(address: str) -> None:
     ],
     ids=["none", "wrong choice", "no token", "no such token", "twice"],
 )
+@pytest.mark.failure_edge("D rejects (validation/model)")
 def test_first_tokens_that_cannot_be_are_not_believed(outputs: list[ChoiceOutput]) -> None:
     request = make_request("r", random_prompt(60))
     with split_pair() as wire:
@@ -127,6 +128,7 @@ def lie_about_first_tokens(wire: Wire, outputs: list[ChoiceOutput]) -> None:
     engine.said = Liar(engine.said)
 
 
+@pytest.mark.failure_edge("D rejects (validation/model)")
 def test_a_split_request_that_is_refused_leaves_nothing() -> None:
     request = make_request("r", random_prompt(100), n=64)
     with split_pair(num_blocks=16) as wire:

@@ -158,6 +158,7 @@ def test_what_arrived_before_a_loss_is_not_asked_for_again() -> None:
         assert answer(wire, request) == run_alone(request)
 
 
+@pytest.mark.failure_edge("D rejects (validation/model)")
 def test_another_model_is_refused_by_name_and_decode_computes_itself() -> None:
     request = make_request("r", random_prompt(50))
     with split_pair(prefill={"model_seed": 5}) as wire:

@@ -160,6 +160,7 @@ def test_a_cut_connection_is_made_again_and_the_rest_is_sent(at_run: int) -> Non
         assert not p.events(SendFailed)
 
 
+@pytest.mark.failure_edge("a run doubled after a reconnect")
 def test_a_run_doubled_after_a_reconnect_is_written_once() -> None:
     with fake_pair() as (p, network):
         transfer = p.start(num_tokens=4)
@@ -188,6 +189,7 @@ def test_a_doubled_run_completes_once() -> None:
 
 
 @pytest.mark.failure_edge("completion twice / late / never")
+@pytest.mark.failure_edge("a late copy of the tail block after decode wrote to it")
 def test_a_run_that_comes_after_completion_and_decode_is_not_written() -> None:
     with fake_pair() as (p, network):
         transfer = p.start(num_tokens=6)
@@ -348,7 +350,7 @@ def test_a_copy_that_was_not_written_is_sent_again_when_the_first_is_lost() -> N
         assert_complete(p, transfer)
 
 
-@pytest.mark.failure_edge("P dies mid-transfer")
+@pytest.mark.failure_edge("a slow first P writes after D tried the next candidate")
 def test_a_slow_first_sender_cannot_reach_the_second_attempt() -> None:
     with fake_pair() as (p, network):
         first = p.start(num_tokens=8)

@@ -15,7 +15,7 @@ from tests.support.worker_calls import eventually, gateway, make_front, make_req
 
 
 async def test_an_idle_engine_is_heard() -> None:
-    async with make_front(engine_silence_ms=400, engine_death_ms=800) as front:
+    async with make_front(engine_silence_ms=1000, engine_death_ms=1400) as front:
         running = asyncio.create_task(front.run())
         await asyncio.sleep(1.5)
         assert not running.done()
@@ -27,7 +27,7 @@ async def test_an_idle_engine_is_heard() -> None:
 async def test_a_prompt_moves_on_from_a_stopped_engine(tmp_path: Path) -> None:
     log = tmp_path / "decode"
     async with (
-        make_front("--silent-prefill", role=Role.PREFILL, engine_silence_ms=400) as prefill,
+        make_front("--silent-prefill", role=Role.PREFILL, engine_silence_ms=1000) as prefill,
         make_front("--log", str(log), role=Role.DECODE) as decode,
         gateway(decode) as end,
     ):
@@ -46,7 +46,7 @@ async def test_a_prompt_moves_on_from_a_stopped_engine(tmp_path: Path) -> None:
 
 
 async def test_an_engine_that_stays_silent_ends_the_worker() -> None:
-    async with make_front(engine_silence_ms=200, engine_death_ms=600) as front:
+    async with make_front(engine_silence_ms=1000, engine_death_ms=1400) as front:
         running = asyncio.create_task(front.run())
         assert front.engine_pid is not None
         os.kill(front.engine_pid, signal.SIGSTOP)

@@ -1,0 +1,115 @@
+"""One run on its way in, as `Intake` lets it write: slice by slice into the pool, or to scratch."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from core.ids import NULL_BLOCK, BlockId
+from core.kv_layout import Run
+from kvtransfer.transports.base import MAX_SLICE_BYTES
+from kvtransfer.transports.runs import UNCHECKED, RunAnswer, RunHeader
+
+if TYPE_CHECKING:
+    from kvtransfer.transports.intake import Intake, LiveSession
+
+
+class Fate(Enum):
+    """What becomes of a run's bytes: into the pool, or to scratch since it is covered or late."""
+
+    WRITING = auto()
+    COVERED = auto()
+    LATE = auto()
+
+
+class IncomingRun:
+    """One run on its way in. Its bytes go, in order, where `next_slice` says."""
+
+    __slots__ = (
+        "_base_bytes", "_intake", "_parts", "_slice", "answer", "block", "checksum", "fate",
+        "header", "is_inside", "live", "num_bytes_left", "slice_offset_bytes",
+    )  # fmt: skip
+
+    def __init__(
+        self, intake: Intake, header: RunHeader, live: LiveSession | None, fate: Fate
+    ) -> None:
+        self.header = header
+        self.live = live
+        self.fate = fate
+        self.num_bytes_left = header.num_bytes
+        self.block = NULL_BLOCK
+        self.is_inside = False
+        self.checksum = 0
+        self.answer: RunAnswer | None = None
+        self._intake = intake
+        self._slice = intake.scratch
+        self._base_bytes = 0
+        self.slice_offset_bytes = 0  # of the slice in the pool, where it is one of it
+        # half-open byte ranges of the payload that go into the pool; the rest goes to scratch
+        self._parts: list[tuple[int, int]] = []
+
+    def aim(self, block: BlockId, place: Run, parts: list[tuple[int, int]]) -> None:
+        """Let these parts of the run, as `(first layer, count)`, go to their place in a block."""
+        header = self.header
+        self.block = block
+        self._base_bytes = block * self._intake.block_bytes + place.offset_bytes
+        layer_bytes = place.num_bytes // header.num_layers
+        for first, count in parts:
+            start = (first - header.first_layer) * layer_bytes
+            self._parts.append((start, start + count * layer_bytes))
+
+    def overlaps(self, other: IncomingRun) -> bool:
+        """Whether both runs carry some layer of the same block."""
+        ours, theirs = self.header, other.header
+        return (ours.group, ours.position) == (theirs.group, theirs.position) and (
+            ours.first_layer < theirs.first_layer + theirs.num_layers
+            and theirs.first_layer < ours.first_layer + ours.num_layers
+        )
+
+    def next_slice(self, max_bytes: int = MAX_SLICE_BYTES) -> memoryview:
+        """Where the next bytes go, at most `max_bytes`; `wrote` must follow before anything."""
+        start = self.header.num_bytes - self.num_bytes_left
+        end, is_pool = self._stretch(start)
+        if is_pool and not self._intake.enter(self):
+            if self.fate is Fate.WRITING:
+                self.fate = Fate.LATE
+            end, is_pool = self.header.num_bytes, False
+        size = min(end - start, max_bytes)
+        if is_pool:
+            place = self.slice_offset_bytes = self._base_bytes + start
+            self._slice = self._intake.pool[place : place + size]
+        else:
+            self._slice = self._intake.scratch[: min(size, MAX_SLICE_BYTES)]
+        return self._slice
+
+    def wrote(self, num_bytes: int) -> None:
+        """The transport has put this many bytes into the slice (none, when nothing had come).
+
+        With the last ones the run is over, and `answer` is what to tell the sender, if anything.
+        """
+        if num_bytes:
+            if self.fate is Fate.WRITING and self.header.checksum != UNCHECKED:
+                self.checksum = crc32c(self._slice[:num_bytes], self.checksum)
+            self.num_bytes_left -= num_bytes
+            self._intake.count_received(num_bytes)
+        if not self.num_bytes_left:
+            self.answer = self._intake.finish(self)
+        elif self.is_inside:
+            self._intake.leave(self)
+
+    def _stretch(self, start: int) -> tuple[int, bool]:
+        """The end of the stretch of bytes that begins at `start`, and whether it is for the pool."""
+        if self.fate is Fate.WRITING:
+            for first, end in self._parts:
+                if start < first:
+                    return first, False
+                if start < end:
+                    return end, True
+        return self.header.num_bytes, False
+
+
+def run_range(header: RunHeader) -> tuple[int, int, int, int, int]:
+    """Group, position, first layer, number of layers, valid slots: a range of coverage."""
+    return header[3:8]
