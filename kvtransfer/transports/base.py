@@ -34,7 +34,7 @@ from kvtransfer.session import ReceiveSession, SendSession, SourceBlock
 MAX_SLICE_BYTES = 256 * 1024
 """Most bytes that one write puts into a block between two looks at its permit."""
 
-COPY_SLICE_BYTES = 1024 * 1024
+COPY_SLICE_BYTES = 4 * 1024 * 1024
 """The same for a write that this process copies by itself, so that no peer can hold it up inside."""
 
 

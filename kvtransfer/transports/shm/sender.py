@@ -19,7 +19,7 @@ from kvtransfer.transports.links.wire import Announcement
 from kvtransfer.transports.outbox import Outbox, OutgoingRun
 from kvtransfer.transports.shm import sockets
 
-MAX_RUN_BYTES = 1 << 20
+MAX_RUN_BYTES = 4 << 20
 """Most bytes that a run of several blocks carries, so that sessions take turns."""
 
 
