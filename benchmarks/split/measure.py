@@ -56,7 +56,7 @@ def _of_length(clusters: dict[str, Cluster], length: int, rounds: int) -> dict[s
     for number in range(rounds):
         for name, cluster in clusters.items():
             cluster.wait_idle()
-            timings[name].append(_ask_one(cluster, length, seed=1000 * number + length))
+            timings[name].append(_ask_one(cluster, length, seed=number))
         print(f"  round {number + 1} of {rounds}", flush=True)
     second = report.medians({n: [t.second_s * 1e3 for t in ts] for n, ts in timings.items()})
     first = report.medians({n: [t.first_s * 1e3 for t in ts] for n, ts in timings.items()})
@@ -98,7 +98,7 @@ def _second_token_ms(cluster: Cluster, length: int, seed: int) -> float:
 
 
 def _ask_one(cluster: Cluster, length: int, seed: int) -> Timing:
-    prompt = random_prompt(random.Random(seed), length)
+    prompt = random_prompt(random.Random(f"{length} tokens, {seed}"), length)
     (timing,) = asyncio.run(ask(cluster.url, [prompt], 8))
     return timing
 
