@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from core.blocks import BlockLife
+from core.errors import ConfigError
 from core.kv_layout import KVLayout
 from engine.config import EngineConfig
 from engine.kvcache.storage import Storage
@@ -24,6 +26,8 @@ from kvtransfer.transports.tcp.sender import TcpSender
 
 AUTO, NONE = "auto", "none"
 
+logger = logging.getLogger(__name__)
+
 
 def make_movers(
     config: EngineConfig, life: BlockLife, storage: Storage, layout: KVLayout, post: PostEvent
@@ -38,12 +42,27 @@ def make_movers(
     intake = Intake(life, storage.buffer, layout, post)
     makers: dict[str, Callable[[PostEvent], Sender]] = {}
     receivers: list[Receiver] = []
-    if transfer.ipc_dir:
-        receivers.append(ShmReceiver(intake, transfer))
+    if shared := _shared_memory_end(config, intake, transfer):
+        receivers.append(shared)
         makers["shm"] = partial(_shm_sender, storage, layout, transfer)
     receivers.append(TcpReceiver(intake, transfer))
     makers["tcp"] = partial(_tcp_sender, storage, layout, transfer)
     return Receivers(intake, receivers), Senders(makers, post)
+
+
+def _shared_memory_end(
+    config: EngineConfig, intake: Intake, transfer: TransferConfig
+) -> ShmReceiver | None:
+    """None where it is not wanted, or nobody asked for it and this host does not allow it."""
+    if not transfer.ipc_dir:
+        return None
+    try:
+        return ShmReceiver(intake, transfer)
+    except ConfigError as error:
+        if config.ipc_dir != AUTO:
+            raise
+        logger.warning("KV goes over tcp only: %s", error.message)
+        return None
 
 
 def ipc_folder(name: str) -> str:

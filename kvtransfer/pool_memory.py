@@ -109,10 +109,13 @@ class PeerPool:
         return epoch != self.epoch
 
     def close(self) -> None:
-        """Let go of the memory; no view of it may be in use. Idempotent."""
+        """Let go of the memory; views that are still in use keep it until they go. Idempotent."""
         self.buffer.release()
         self.generations.release()
-        self._mapping.close()
+        try:
+            self._mapping.close()
+        except BufferError:
+            pass  # the collector closes it with the last view
 
 
 _EPOCH_AT = 32

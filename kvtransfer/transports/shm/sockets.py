@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import struct
 from pathlib import Path
 
 from core.errors import ConfigError, PeerLost
@@ -28,6 +29,8 @@ def listen(ipc_dir: str) -> tuple[socket.socket, str]:
     listener = socket.socket(socket.AF_UNIX)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            raise PermissionError("it belongs to another user")
         _sweep(folder)
         listener.bind(path)
         os.chmod(path, 0o600)
@@ -40,11 +43,13 @@ def listen(ipc_dir: str) -> tuple[socket.socket, str]:
 
 
 def connect(path: str) -> socket.socket:
-    """A non-blocking socket, connected; PeerLost where nobody of this host listens there."""
+    """A non-blocking socket, connected; PeerLost where nobody of this host and user listens there."""
     sock = socket.socket(socket.AF_UNIX)
     sock.setblocking(False)
     try:
         sock.connect(path)
+        if _peer_uid(sock) != os.getuid():
+            raise PermissionError("another user listens there")
     except (FileNotFoundError, ConnectionRefusedError, PermissionError) as error:
         sock.close()
         raise PeerLost(f"shared memory: {path} is not reached from here: {error}") from error
@@ -52,6 +57,13 @@ def connect(path: str) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _peer_uid(sock: socket.socket) -> int:
+    """The user of the process at the other end, as the kernel knows it."""
+    size = struct.calcsize("3i")
+    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(uid)
 
 
 def _sweep(folder: Path) -> None:

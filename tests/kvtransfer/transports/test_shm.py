@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from core.errors import ConfigError
+from core.errors import ConfigError, PeerLost
 from kvtransfer.events import RunAdmitted, SendFailed, SessionComplete
 from kvtransfer.session import SendSession
 from kvtransfer.transports.links import wire
@@ -219,6 +219,18 @@ def test_the_directory_is_this_users_and_what_the_killed_left_is_swept(tmp_path:
     sockets.connect(other).close()
     second.close()
     third.close()
+
+
+def test_what_belongs_to_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener, path = sockets.listen(str(tmp_path))
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(PeerLost, match="another user listens there"):
+        sockets.connect(path)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        sockets.listen(str(tmp_path))
+    listener.close()
 
 
 @pytest.mark.parametrize("folder", ["/proc/nowhere", "/" + "x" * 200])
