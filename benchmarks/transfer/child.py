@@ -36,6 +36,10 @@ class Prefill:
         for block in range(1, self._num_blocks):  # every block another one
             start = block * run_bytes
             self.memory.buffer[start : start + run_bytes] = bytes([block % 251]) * run_bytes
+        self._sources = [
+            SourceBlock(block - 1, BlockId(block), BLOCK_SIZE)
+            for block in range(1, self._num_blocks)
+        ]
         config = TransferConfig(shm_checksums=is_checked)
         self._num_acknowledged = 0
         self._is_over = threading.Event()
@@ -50,12 +54,8 @@ class Prefill:
         self._num_acknowledged = 0
         self._is_over.clear()
         sender.open(SendSession(*key, secret, address))
-        sources = [
-            SourceBlock(block - 1, BlockId(block), BLOCK_SIZE)
-            for block in range(1, self._num_blocks)
-        ]
-        for start in range(0, len(sources), PUSH_BLOCKS):
-            sender.push(*key, 0, sources[start : start + PUSH_BLOCKS], 0, 1)
+        for start in range(0, len(self._sources), PUSH_BLOCKS):
+            sender.push(*key, 0, self._sources[start : start + PUSH_BLOCKS], 0, 1)
         self._is_over.wait()
         self._is_over.clear()
         sender.close_session(*key)
