@@ -5,7 +5,6 @@ The pool is a real one, of three layers of which the middle one is used; whateve
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from engine.kvcache.storage import PoolStorage
 from kernels import ops
 from kernels.kv_view import KVView
 from kernels.step import StepMetadata
+from kvtransfer.pool_memory import PoolMemory
 from tests.support.kv_codec import decode
 from tests.support.poison import POISON_BYTE
 
@@ -86,12 +86,9 @@ def make_pool(case: Case, num_blocks: int) -> PoolStorage:
     slot = SlotFormat.of(case.kv_dtype, case.head_dim)
     group = KVGroup(GroupKind.FULL_ATTENTION, (0, 1, 2), case.num_kv_heads, slot)
     layout = KVLayout(case.block_size, (group,))
-    descriptor = os.memfd_create("poisoned-pool")
-    try:
-        os.ftruncate(descriptor, num_blocks * layout.block_bytes)
-        storage = PoolStorage(layout, num_blocks, descriptor)
-    finally:
-        os.close(descriptor)  # nobody closes the pool of a property test; its mapping ends with it
+    memory = PoolMemory(num_blocks, layout.block_bytes)
+    storage = PoolStorage(layout, num_blocks, memory)
+    memory.close()  # nobody closes the pool of a property test; its mapping ends with it
     storage.tensor.fill_(POISON_BYTE)
     return storage
 
