@@ -41,13 +41,17 @@ def make_movers(
     )
     intake = Intake(life, storage.buffer, layout, post)
     makers: dict[str, Callable[[PostEvent], Sender]] = {}
-    receivers: list[Receiver] = []
-    if shared := _shared_memory_end(config, intake, transfer):
-        receivers.append(shared)
-        makers["shm"] = partial(_shm_sender, storage, layout, transfer)
-    receivers.append(TcpReceiver(intake, transfer))
-    makers["tcp"] = partial(_tcp_sender, storage, layout, transfer)
-    return Receivers(intake, receivers), Senders(makers, post)
+    receivers: list[Receiver] = [TcpReceiver(intake, transfer)]
+    try:
+        if shared := _shared_memory_end(config, intake, transfer):
+            receivers.insert(0, shared)
+            makers["shm"] = partial(_shm_sender, storage, layout, transfer)
+        makers["tcp"] = partial(_tcp_sender, storage, layout, transfer)
+        return Receivers(intake, receivers), Senders(makers, post)
+    except BaseException:
+        for receiver in receivers:
+            receiver.stop()
+        raise
 
 
 def _shared_memory_end(

@@ -1,4 +1,4 @@
-"""What movers count: one record a side, each figure written by one thread, read by anyone."""
+"""What movers count: one record a side, read by anyone."""
 
 from __future__ import annotations
 

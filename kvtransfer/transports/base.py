@@ -92,6 +92,10 @@ class Sender(Protocol):
         """Live counters of this end."""
         ...
 
+    def reaches(self, address: str) -> bool:
+        """Whether an address may be reached from here; False only where trying is in vain."""
+        ...
+
     def open(self, session: SendSession) -> None:
         """Begin a session; the connection is made when there is something to send."""
         ...

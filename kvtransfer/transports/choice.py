@@ -82,8 +82,12 @@ class Senders:
 
     def usable(self, offers: Sequence[Offer]) -> list[Offer]:
         """Those of a receiver's offers that this worker can follow, one a kind, in the receiver's order."""
-        first = {offer.kind: offer for offer in reversed(offers) if offer.kind in self._senders}
-        return [offer for offer in offers if first.get(offer.kind) is offer]
+        first: dict[str, Offer] = {}
+        for offer in offers:
+            sender = self._senders.get(offer.kind)
+            if sender is not None and sender.reaches(offer.address):
+                first.setdefault(offer.kind, offer)
+        return list(first.values())
 
     @property
     def kinds(self) -> list[str]:

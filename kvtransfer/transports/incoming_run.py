@@ -93,7 +93,7 @@ class IncomingRun:
             if self.fate is Fate.WRITING and self.header.checksum != UNCHECKED:
                 self.checksum = crc32c(self._slice[:num_bytes], self.checksum)
             self.num_bytes_left -= num_bytes
-            self._intake.count_received(num_bytes)
+            self._intake.count(received_bytes_total=num_bytes)
         if not self.num_bytes_left:
             self.answer = self._intake.finish(self)
         elif self.is_inside:

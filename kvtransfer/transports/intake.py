@@ -54,10 +54,10 @@ class LiveSession:
     """An expected session: where its blocks are, what has arrived, who writes."""
 
     __slots__ = (
+        "batch_inside",
         "batch_link",
         "blocks",
         "coverage",
-        "is_batch_inside",
         "is_failed",
         "session",
         "writing",
@@ -76,12 +76,12 @@ class LiveSession:
         }
         self.writing: list[IncomingRun] = []
         self.batch_link: object = None  # the connection that is at a batch
-        self.is_batch_inside = False
+        self.batch_inside: RunBatch | None = None  # the one that is inside its blocks
         self.is_failed = False
 
 
 class Intake:
-    """The sessions that one receiver expects, and the only way into their blocks."""
+    """The sessions that a worker expects over any of its receivers, and the only way into their blocks."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Intake:
         self.life = life
         self.pool = pool
         self.counters = TransferCounters()
-        self.scratch = memoryview(bytearray(MAX_SLICE_BYTES))
+        self._scratch = threading.local()  # two movers would spoil each other's checksums
         self._layout = layout
         self._places = RunPlaces(layout)
         self._post = post
@@ -153,10 +153,19 @@ class Intake:
         """Where in a block a run of these layers lies."""
         return self._layout.layer_run(group, first_layer, num_layers).offset_bytes
 
-    def count_received(self, num_bytes: int) -> None:
-        """Bytes of runs have come, wherever they went."""
+    @property
+    def scratch(self) -> memoryview:
+        """Where this thread puts what is not for the pool: MAX_SLICE_BYTES bytes."""
+        if not hasattr(self._scratch, "view"):
+            self._scratch.view = memoryview(bytearray(MAX_SLICE_BYTES))
+        view: memoryview = self._scratch.view
+        return view
+
+    def count(self, **amounts: int) -> None:
+        """Add to counters, by name."""
         with self._lock:
-            self.counters.received_bytes_total += num_bytes
+            for name, amount in amounts.items():
+                setattr(self.counters, name, getattr(self.counters, name) + amount)
 
     def begin(self, header: RunHeader, *, is_opened: bool) -> IncomingRun:
         """Take up a run; it goes to scratch unless this peer has opened its session.
@@ -191,7 +200,8 @@ class Intake:
         inside a slice now, it goes on and this one does not.
         """
         rivals = [other for other in live.writing if other.overlaps(run)]
-        if live.is_batch_inside or any(other.is_inside for other in rivals):
+        inside = live.batch_inside
+        if (inside and inside.overlaps(run.header)) or any(other.is_inside for other in rivals):
             return False
         live.batch_link = None
         for other in rivals:
@@ -211,7 +221,7 @@ class Intake:
         """
         with self._lock:
             live = self._live.get(batch.key) if is_opened else None
-            if live is None or live.is_failed or live.writing or live.is_batch_inside:
+            if live is None or live.is_failed or live.writing or live.batch_inside:
                 return None
             if is_begun and live.batch_link is not link:
                 return None
@@ -225,7 +235,7 @@ class Intake:
             blocks = [live.blocks[batch.group, position] for position in batch.positions]
             entered = self.life.enter_all(live.session.permit, blocks)
             if all(entered) and len(set(blocks)) == len(blocks):
-                live.batch_link, live.is_batch_inside = link, True
+                live.batch_link, live.batch_inside = link, batch
                 return blocks
             self._leave_all(block for block, yes in zip(blocks, entered, strict=True) if yes)
             return None
@@ -239,7 +249,7 @@ class Intake:
         with self._lock:
             self._leave_all(blocks)
             if (live := self._live.get(batch.key)) is not None:
-                live.is_batch_inside = False
+                live.batch_inside = None
 
     def abandon_batch(self, batch: RunBatch, link: object) -> None:
         """Nothing more of a batch will come over this connection, and nothing of it counts."""
@@ -271,7 +281,7 @@ class Intake:
             self._leave_all(blocks)
             live = self._live.get(batch.key)
             if live is not None:
-                live.batch_link, live.is_batch_inside = None, False
+                live.batch_link = live.batch_inside = None
             if live is None or live.is_failed:
                 self.counters.late_runs_total += len(blocks)
                 return False

@@ -70,6 +70,15 @@ class RunBatch(NamedTuple):
         """What the runs bring, as `Coverage.admit_all` takes it."""
         return self.group, self.positions, self.first_layer, self.num_layers, self.valid_slots
 
+    def overlaps(self, header: RunHeader) -> bool:
+        """Whether a run of the same session carries some layer of one of the blocks."""
+        return (
+            header.group == self.group
+            and header.position in self.positions
+            and header.first_layer < self.first_layer + self.num_layers
+            and self.first_layer < header.first_layer + header.num_layers
+        )
+
     def part(self, wanted: Sequence[bool]) -> RunBatch:
         """Those of the runs that are wanted."""
         return self._replace(

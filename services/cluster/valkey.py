@@ -204,20 +204,28 @@ def start_valkey(
 
 def _hold(folder: Path) -> IO[bytes]:
     """A file whose lock says that the folder is in use, until this process closes it or ends."""
-    mark = open(folder / _MARK, "wb")  # noqa: SIM115 - as long as the server
-    fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    mark = open(folder / f".{_MARK}", "wb")  # noqa: SIM115 - as long as the server
+    fcntl.flock(mark, fcntl.LOCK_EX)
+    os.rename(folder / f".{_MARK}", folder / _MARK)  # no sweep sees one that is not locked yet
     return mark
 
 
 def _sweep() -> None:
-    """Remove the folders of processes that were killed."""
+    """Remove the folders of this user's processes that were killed."""
     for mark in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*/{_MARK}"):
         try:
-            with open(mark, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(mark.parent, ignore_errors=True)
+            if mark.parent.lstat().st_uid != os.getuid():
+                continue
+            descriptor = os.open(mark, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
-            continue  # in use, another user's, or just removed
+            continue  # just removed
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(mark.parent, ignore_errors=True)
+        except OSError:
+            pass  # in use
+        finally:
+            os.close(descriptor)
 
 
 def valkey_binary() -> Path:

@@ -100,6 +100,10 @@ class FakeSender:
         """Live counters of this end."""
         return self._counters
 
+    def reaches(self, address: str) -> bool:
+        """See `Sender.reaches`."""
+        return True
+
     def open(self, session: SendSession) -> None:
         """See `Sender.open`."""
         self.outbox.open(session)

@@ -10,7 +10,6 @@ import socket
 from abc import ABC, abstractmethod
 
 from core.errors import TransferError
-from kvtransfer.counters import TransferCounters
 from kvtransfer.session import SessionKey
 from kvtransfer.transports.intake import Intake, OpenOutcome
 from kvtransfer.transports.links import wire
@@ -38,7 +37,6 @@ class InboundLink(ABC):
         sock: socket.socket,
         intake: Intake,
         hello: Hello,
-        counters: TransferCounters,
         deadline_s: float,
     ) -> None:
         self.sock = sock
@@ -47,7 +45,6 @@ class InboundLink(ABC):
         self.peer_name = ""
         self._intake = intake
         self._hello = hello
-        self._counters = counters
         self._said_hello = False
         self._opened: set[SessionKey] = set()
         self._out = bytearray()
@@ -96,7 +93,7 @@ class InboundLink(ABC):
             if len(self._opened) > _MAX_OPENED:
                 self._opened = {key for key in self._opened if self._intake.is_expected(key)}
         else:
-            self._counters.refused_sessions_total += 1
+            self._intake.count(refused_sessions_total=1)
         # the secret of a session that has ended shows a peer, if a late one
         self.is_trusted |= outcome is not OpenOutcome.STRANGER
 

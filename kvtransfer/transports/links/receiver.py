@@ -41,7 +41,6 @@ class LinkReceiver:
     ) -> None:
         """listener: non-blocking, owned from now on. link_of: makes an InboundLink, with its arguments."""
         self._kind = kind
-        self._counters = intake.counters
         self._intake = intake
         self._config = config
         self._hello = wire.Hello(wire.PROTOCOL_VERSION, config.worker_name)
@@ -70,7 +69,7 @@ class LinkReceiver:
     @property
     def counters(self) -> TransferCounters:
         """Live counters of this end."""
-        return self._counters
+        return self._intake.counters
 
     def expect(self, session: ReceiveSession) -> None:
         """See `Receiver.expect`."""
@@ -123,12 +122,12 @@ class LinkReceiver:
             time.sleep(0.001)
             return
         if num_strangers >= MAX_STRANGERS:
-            self._counters.refused_connections_total += 1
+            self._intake.count(refused_connections_total=1)
             sock.close()
             return
         sock.setblocking(False)
         deadline_s = time.monotonic() + self._config.connect_timeout_s
-        link = self._link_of(sock, self._intake, self._hello, self._counters, deadline_s)
+        link = self._link_of(sock, self._intake, self._hello, deadline_s)
         self._links.add(link)
         self._selector.register(sock, selectors.EVENT_READ, link)
         logger.debug("kv receiver: connection from %s", address)
@@ -151,12 +150,12 @@ class LinkReceiver:
     def _lose(self, link: InboundLink, error: OSError) -> None:
         logger.debug("kv receiver: connection of %s ended: %s", link.peer_name, error)
         if link.is_trusted:
-            self._counters.connections_lost_total += 1
+            self._intake.count(connections_lost_total=1)
         self._drop(link)
 
     def _refuse(self, link: InboundLink, error: TransferError) -> None:
         logger.warning("kv receiver refused %s: %s", link.peer_name or "a stranger", error)
-        self._counters.refused_connections_total += 1
+        self._intake.count(refused_connections_total=1)
         try:
             link.flush()
         except OSError:

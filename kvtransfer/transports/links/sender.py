@@ -73,6 +73,10 @@ class LinkSender:
 
     # ---- engine thread
 
+    def reaches(self, address: str) -> bool:
+        """See `Sender.reaches`."""
+        return True
+
     def open(self, session: SendSession) -> None:
         """See `Sender.open`."""
         assert session.key not in self._open_keys, f"session {session.key} is open already"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 from crc32c import crc32c
@@ -37,6 +38,10 @@ class ShmSender(LinkSender):
         )  # fmt: skip
         carrier = _ShmCarrier(memory, layout, is_checked=config.shm_checksums)
         super().__init__("shm", outbox, carrier, post, config)
+
+    def reaches(self, address: str) -> bool:
+        """See `Sender.reaches`: another host has no such path."""
+        return os.path.exists(address)
 
 
 class _ShmCarrier:

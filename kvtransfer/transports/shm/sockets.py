@@ -32,9 +32,11 @@ def listen(ipc_dir: str) -> tuple[socket.socket, str]:
         if folder.stat().st_uid != os.getuid():
             raise PermissionError("it belongs to another user")
         _sweep(folder)
-        listener.bind(path)
-        os.chmod(path, 0o600)
+        hidden = str(folder / f".{secrets.token_hex(8)}")
+        listener.bind(hidden)
+        os.chmod(hidden, 0o600)
         listener.listen(128)
+        os.rename(hidden, path)  # no sweep sees one that does not listen yet
     except OSError as error:
         listener.close()
         raise ConfigError(f"--ipc-dir: {folder} cannot be used: {error}") from error
@@ -69,6 +71,7 @@ def _peer_uid(sock: socket.socket) -> int:
 def _sweep(folder: Path) -> None:
     for path in folder.glob(f"{_PREFIX}*"):
         with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)  # a full backlog is somebody's
             try:
                 probe.connect(str(path))
             except ConnectionRefusedError:

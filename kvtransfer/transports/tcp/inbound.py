@@ -6,7 +6,6 @@ import socket
 from collections import deque
 
 from core.errors import TransferError
-from kvtransfer.counters import TransferCounters
 from kvtransfer.transports.incoming_run import IncomingRun
 from kvtransfer.transports.intake import Intake
 from kvtransfer.transports.links import wire
@@ -24,10 +23,9 @@ class TcpInbound(InboundLink):
         sock: socket.socket,
         intake: Intake,
         hello: Hello,
-        counters: TransferCounters,
         deadline_s: float,
     ) -> None:
-        super().__init__(sock, intake, hello, counters, deadline_s)
+        super().__init__(sock, intake, hello, deadline_s)
         self._frame = bytearray(wire.FRAME_BYTES)
         self._frame_view = memoryview(self._frame)
         self._frame_filled_bytes = 0

@@ -43,6 +43,8 @@ class IncomingBatch:
 
         Raises TransferError as `Intake.begin`.
         """
+        if self.num_bytes_left > MAX_SLICE_BYTES:
+            return False
         self._blocks = self._intake.enter_batch(self._batch, self._link, is_opened=is_opened)
         if self._blocks is None:
             return False
@@ -67,7 +69,7 @@ class IncomingBatch:
 
     def wrote(self, num_bytes: int) -> None:
         """The transport has put this many bytes into the slices; with the last ones `answer` stands."""
-        self._intake.count_received(num_bytes)
+        self._intake.count(received_bytes_total=num_bytes)
         if self._blocks is not None:
             self._add_checksums(num_bytes)
         self.num_bytes_left -= num_bytes

@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 
 from core.errors import ConfigError, PeerLost
-from kvtransfer.events import RunAdmitted, SendFailed, SessionComplete
+from core.kv_layout import GroupKind, KVGroup, KVLayout, SlotFormat
+from kvtransfer.events import ReceiveFailed, RunAdmitted, SendFailed, SessionComplete
 from kvtransfer.session import SendSession
+from kvtransfer.transports.base import COPY_SLICE_BYTES
 from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.wire import Announcement, Entry
 from kvtransfer.transports.shm import copying, sockets
 from kvtransfer.transports.shm.copying import RunCopier
-from tests.kvtransfer.harness import FAST, Pair, Transfer, pair
+from tests.kvtransfer.harness import FAST, Pair, Transfer, make_layout, pair
 from tests.kvtransfer.tcp_peers import HELLO
 
 
@@ -281,3 +284,73 @@ def test_an_announcement_that_names_a_block_twice_harms_nothing() -> None:
         assert p.receiver.counters.duplicate_runs_total == 1
         p.give_up(transfer)
         p.assert_idle()
+
+
+def announce_all(peer: RawShmPeer, transfer: Transfer, **lies: dict[str, int]) -> None:
+    """All layers of all blocks of group 0, checked; lies: fields of the entry of a position, by `at_N`."""
+    p = peer.pair
+    place = p.layout.layer_run(0, 0, 3)
+    entries = []
+    for source in transfer.sources[0]:
+        start = source.block * p.layout.block_bytes + place.offset_bytes
+        checksum = crc32c(p.memory.buffer[start : start + place.num_bytes])
+        entry = Entry(source.position, source.valid_slots, source.block, checksum, 0)
+        entries.append(entry._replace(**lies.get(f"at_{source.position}", {})))
+    session, attempt = transfer.key
+    head = Announcement(True, attempt, session, 0, 0, 0, 3, len(entries), *place, 7)
+    peer.sock.sendall(wire.pack_runs(head, entries))
+
+
+def test_a_changed_block_does_not_hide_the_wrong_checksum_of_another() -> None:
+    with pair("shm") as p, raw_peer(p) as peer:
+        transfer = p.start(num_tokens=12)
+        peer.open(transfer)
+        announce_all(peer, transfer, at_0={"checksum": 1}, at_2={"generation": 9})
+        assert not peer.answer().is_accepted
+        assert not p.events(RunAdmitted)
+        assert len(p.events(ReceiveFailed)) == 1
+
+
+def test_a_changed_block_costs_its_own_run_only() -> None:
+    with pair("shm") as p, raw_peer(p) as peer:
+        transfer = p.start(num_tokens=12)
+        peer.open(transfer)
+        announce_all(peer, transfer, at_1={"generation": 9})
+        assert not peer.answer().is_accepted
+        admitted = [e.position for e in p.events(RunAdmitted) if isinstance(e, RunAdmitted)]
+        assert admitted == [0, 2]
+        assert not p.events(ReceiveFailed)
+
+
+def test_a_checked_run_that_is_there_in_part_brings_the_rest() -> None:
+    with pair("shm", layout=make_layout(num_layers=(3,))) as p, raw_peer(p) as peer:
+        transfer = p.start(num_tokens=12)
+        before = p.poison()
+        peer.open(transfer)
+        source = transfer.sources[0][1]
+        place = p.layout.layer_run(0, 1, 1)
+        head = Announcement(False, transfer.attempt, transfer.session, 0, 0, 1, 1, 1, *place, 6)
+        peer.sock.sendall(wire.pack_runs(head, [Entry(1, source.valid_slots, source.block, 0, 0)]))
+        assert peer.answer().is_accepted
+        announce_all(peer, transfer)
+        assert peer.answer().is_accepted
+        assert not p.events(ReceiveFailed)
+        p.until(p.saw(SessionComplete(*transfer.key)))
+        assert bytes(p.destination) == p.expected(transfer, before=before)
+
+
+def test_more_than_a_slice_at_once_is_taken_run_by_run() -> None:
+    """D holds to its own limit, whatever a peer announces."""
+    layout = KVLayout(
+        16, (KVGroup(GroupKind.FULL_ATTENTION, (0,), 8, SlotFormat.of("float32", 256)),)
+    )
+    assert 20 * layout.block_bytes > COPY_SLICE_BYTES
+    with pair("shm", layout=layout) as p, raw_peer(p) as peer:
+        transfer = p.start(num_tokens=16 * 20)
+        peer.open(transfer)
+        place = layout.layer_run(0, 0, 1)
+        head = Announcement(False, transfer.attempt, transfer.session, 0, 0, 0, 1, 20, *place, 7)
+        entries = [Entry(s.position, 16, s.block, 0, 0) for s in transfer.sources[0]]
+        peer.sock.sendall(wire.pack_runs(head, entries))
+        assert peer.answer().is_accepted
+        assert bytes(p.destination) == p.expected(transfer)

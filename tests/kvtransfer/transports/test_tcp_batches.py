@@ -11,6 +11,7 @@ from core.errors import ChecksumMismatch
 from kvtransfer.events import ReceiveFailed, RunAdmitted, SessionComplete
 from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.wire import Announcement
+from kvtransfer.transports.runs import RunBatch
 from tests.kvtransfer.harness import Pair, Transfer, make_layout
 from tests.kvtransfer.tcp_peers import RawPeer, raw_peer, tcp_pair
 
@@ -170,6 +171,28 @@ def test_a_frame_that_fits_no_plan_ends_the_connection(lie: dict[str, int], is_l
         assert peer.is_closed()
         assert bytes(p.destination) == before
         assert p.receiver.counters.refused_connections_total == 1
+
+
+def test_a_batch_that_another_one_inside_overlaps_waits_for_no_answer_but_others_do_not_care() -> (
+    None
+):
+    """While one connection is inside a batch, runs of other blocks of the session are written."""
+    with tcp_pair(layout=ONE_GROUP) as p, raw_peer(p) as peer:
+        transfer = p.start(num_tokens=22)
+        peer.open(transfer)
+        batch = RunBatch(transfer.key, 0, 0, 0, 3, p.layout.block_bytes, [0, 1], [4, 4])
+        intake = p.receiver._intake  # type: ignore[attr-defined]
+        blocks = intake.enter_batch(batch, object(), is_opened=True)
+        assert blocks is not None
+        peer.say(peer.run(p, transfer, 3))
+        assert peer.answer().is_accepted
+        peer.say(peer.run(p, transfer, 1), peer.run(p, transfer, 4))
+        assert (
+            peer.answer().number == 3
+        )  # the second one went to scratch, and the batch answers for it
+        intake.pause_batch(batch, blocks)
+        p.give_up(transfer)
+        p.assert_idle()
 
 
 def test_a_sender_puts_small_runs_together() -> None:
