@@ -1,19 +1,18 @@
-"""One run on its way in, as `Intake` lets it write: slice by slice into the pool, or to scratch."""
+"""A session that is expected, and one run of it on its way in: slice by slice into the pool, or to scratch."""
 
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from crc32c import crc32c
 
 from core.ids import NULL_BLOCK, BlockId
-from core.kv_layout import Run
+from core.kv_layout import KVLayout, Run
+from kvtransfer.coverage import Coverage
+from kvtransfer.session import ReceiveSession
 from kvtransfer.transports.base import MAX_SLICE_BYTES
-from kvtransfer.transports.runs import UNCHECKED, RunAnswer, RunHeader
-
-if TYPE_CHECKING:
-    from kvtransfer.transports.intake import Intake, LiveSession
+from kvtransfer.transports.runs import UNCHECKED, RunAnswer, RunBatch, RunHeader
 
 
 class Fate(Enum):
@@ -22,6 +21,64 @@ class Fate(Enum):
     WRITING = auto()
     COVERED = auto()
     LATE = auto()
+
+
+class LiveSession:
+    """An expected session: where its blocks are, what has arrived, who writes."""
+
+    __slots__ = (
+        "batch_inside",
+        "batch_link",
+        "blocks",
+        "coverage",
+        "is_failed",
+        "session",
+        "writing",
+    )
+
+    def __init__(self, session: ReceiveSession, layout: KVLayout) -> None:
+        self.session = session
+        self.coverage = Coverage(
+            [{d.position: d.valid_slots for d in group} for group in session.destinations],
+            [len(group.layers) for group in layout.groups],
+        )
+        self.blocks: dict[tuple[int, int], BlockId] = {
+            (index, destination.position): destination.block
+            for index, group in enumerate(session.destinations)
+            for destination in group
+        }
+        self.writing: list[IncomingRun] = []
+        self.batch_link: object = None  # the connection that is at a batch
+        self.batch_inside: RunBatch | None = None  # the one that is inside its blocks
+        self.is_failed = False
+
+
+class Gate(Protocol):
+    """What a run asks of the `Intake` that it comes in through."""
+
+    pool: memoryview
+    block_bytes: int
+
+    @property
+    def scratch(self) -> memoryview:
+        """See Intake.scratch."""
+        ...
+
+    def enter(self, run: IncomingRun) -> bool:
+        """See Intake.enter."""
+        ...
+
+    def leave(self, run: IncomingRun) -> None:
+        """See Intake.leave."""
+        ...
+
+    def finish(self, run: IncomingRun) -> RunAnswer | None:
+        """See Intake.finish."""
+        ...
+
+    def count(self, **amounts: int) -> None:
+        """See Intake.count."""
+        ...
 
 
 class IncomingRun:
@@ -33,7 +90,7 @@ class IncomingRun:
     )  # fmt: skip
 
     def __init__(
-        self, intake: Intake, header: RunHeader, live: LiveSession | None, fate: Fate
+        self, intake: Gate, header: RunHeader, live: LiveSession | None, fate: Fate
     ) -> None:
         self.header = header
         self.live = live

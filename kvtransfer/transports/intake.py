@@ -9,6 +9,13 @@ Life of an incoming run:
     writing --the same range begun elsewhere--> draining: the newer of two connections writes
     any --connection lost---------------------> abandoned: nothing of it counts
 
+Runs of several blocks may come as one batch, which is written whole or not begun:
+
+    enter_batch --every byte lacking, nobody else writes--> inside --all there--> leave_batch: admitted, each if intact
+    inside --more to come--> pause_batch --enter_batch again--> inside, or lost: the rest to scratch, judge_batch
+    paused --a newer connection begins--> lost
+    enter_batch --anything else--> taken run by run
+
 A slice is written between `IncomingRun.next_slice`, which enters the block, and
 `IncomingRun.wrote`, which leaves it. Whether a session still stands is looked at and the block
 entered in one critical section, which `forget` shares: after `forget` no slice begins, nothing is
@@ -31,11 +38,10 @@ from core.errors import ChecksumMismatch, TransferError
 from core.ids import BlockId, SessionId
 from core.kv_layout import KVLayout, Run
 from kvtransfer.counters import TransferCounters
-from kvtransfer.coverage import Coverage
 from kvtransfer.events import PostEvent, ReceiveFailed, RunAdmitted, SessionComplete, WriterLeft
 from kvtransfer.session import ReceiveSession, SessionKey
 from kvtransfer.transports.base import MAX_SLICE_BYTES
-from kvtransfer.transports.incoming_run import Fate, IncomingRun, run_range
+from kvtransfer.transports.incoming_run import Fate, IncomingRun, LiveSession, run_range
 from kvtransfer.transports.runs import UNCHECKED, RunAnswer, RunBatch, RunHeader, RunPlaces
 
 MAX_ENDED_SESSIONS = 4096
@@ -48,36 +54,6 @@ class OpenOutcome(Enum):
     ACCEPTED = auto()
     ENDED = auto()
     STRANGER = auto()
-
-
-class LiveSession:
-    """An expected session: where its blocks are, what has arrived, who writes."""
-
-    __slots__ = (
-        "batch_inside",
-        "batch_link",
-        "blocks",
-        "coverage",
-        "is_failed",
-        "session",
-        "writing",
-    )
-
-    def __init__(self, session: ReceiveSession, layout: KVLayout) -> None:
-        self.session = session
-        self.coverage = Coverage(
-            [{d.position: d.valid_slots for d in group} for group in session.destinations],
-            [len(group.layers) for group in layout.groups],
-        )
-        self.blocks: dict[tuple[int, int], BlockId] = {
-            (index, destination.position): destination.block
-            for index, group in enumerate(session.destinations)
-            for destination in group
-        }
-        self.writing: list[IncomingRun] = []
-        self.batch_link: object = None  # the connection that is at a batch
-        self.batch_inside: RunBatch | None = None  # the one that is inside its blocks
-        self.is_failed = False
 
 
 class Intake:
