@@ -28,7 +28,7 @@ from engine.messages import AddRequest
 from engine.sampler.rows import SampleRow
 from engine.sampler.sampler import Sampler
 from kernels import ops, reference
-from kvtransfer.transports.tcp.sender import TcpSender
+from kvtransfer.transports.choice import Senders
 from tests.support.engines import AssembledEngine, Wire, make_request, turn_until
 from tests.support.poison import poisoned_memory
 from tests.support.scenes import answer, run_to_end, submit
@@ -121,13 +121,13 @@ def test_a_split_request_on_the_card_has_the_tokens_of_the_reference(
 ) -> None:
     model: Path = request.getfixturevalue(kind)
     queued_at_push: list[int] = []
-    push = TcpSender.push
+    push = Senders.push
 
     def watched(*arguments: Any) -> None:
         queued_at_push.append(card.num_queued)
         push(*arguments)
 
-    monkeypatch.setattr(TcpSender, "push", watched)
+    monkeypatch.setattr(Senders, "push", watched)
     on_card = {"device": "cuda", "layers_per_range": 1}
     with (
         engine(model, role=Role.PREFILL, **on_card) as prefill,
