@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from operator import attrgetter
 
 
 @dataclass(slots=True)
@@ -50,5 +51,7 @@ class TransferCounters:
     @classmethod
     def sum_of(cls, counters: Iterable[TransferCounters]) -> TransferCounters:
         """All of them as one, as of now."""
-        all_counters = list(counters)
-        return cls(*(sum(getattr(c, field.name) for c in all_counters) for field in fields(cls)))
+        return cls(*map(sum, zip(*map(_figures, counters), strict=True)))
+
+
+_figures = attrgetter(*(field.name for field in fields(TransferCounters)))

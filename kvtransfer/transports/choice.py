@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from core.ids import SessionId
 from kvtransfer.counters import TransferCounters
-from kvtransfer.events import MoverEvent, PostEvent, SessionDrained
+from kvtransfer.events import MoverEvent, PostEvent, SessionDrained, WriterLeft
 from kvtransfer.session import ReceiveSession, SendSession, SessionKey, SourceBlock
 from kvtransfer.transports.base import Receiver, Sender
 from kvtransfer.transports.intake import Intake
@@ -138,7 +138,7 @@ class Senders:
 
     def _concerns(self, kind: str, event: MoverEvent) -> bool:
         """Whether an event of a transport is one of its session's own. On mover threads."""
-        assert not hasattr(event, "block"), "receivers' events only name blocks"
+        assert not isinstance(event, WriterLeft), "senders do not write into blocks"
         key = (event.session, event.attempt)
         with self._lock:
             if not isinstance(event, SessionDrained):
