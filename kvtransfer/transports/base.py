@@ -3,13 +3,10 @@
 D (Receiver):
     life.grant -> expect(session) ... RunAdmitted ... SessionComplete
     at completion, abort and before a new attempt, on the engine thread, in this order:
-        receiver.forget(session, attempt); life.revoke(permit); life.abort(block) for what is given
-        up
-    A write is a slice of at most MAX_SLICE_BYTES or COPY_SLICE_BYTES, inside the block's writer count. `forget` does
-    not wait for a slice
-    that is inside already: `life.abort` then answers QUARANTINED, and WriterLeft(block) follows. A
-        block that was
-    aborted to FREE has no writer and gets none.
+        receiver.forget(session, attempt); life.revoke(permit); life.abort(block) for what is given up
+    A write is a slice of at most MAX_SLICE_BYTES or COPY_SLICE_BYTES, inside the block's writer count.
+    `forget` does not wait for a slice that is inside already: `life.abort` then answers QUARANTINED,
+    and WriterLeft(block) follows. A block that was aborted to FREE has no writer and gets none.
 
 P (Sender):
     open(session) -> push ... BlockAcknowledged ... -> close_session -> SessionDrained

@@ -2,9 +2,10 @@
 
 Life of an outgoing run:
 
-    push --> queued --taken--> unanswered --admitted--> gone (its block acknowledged with the last
-    one) unanswered --connection lost--> queued again, ahead of what was queued unanswered
-    --refused--> gone, and its session failed any --session failed or closed--> gone
+    push --> queued --taken--> unanswered --admitted--> gone (a block is acknowledged with its last layers)
+    unanswered --connection lost--> queued again, ahead of what was queued
+    unanswered --refused--> gone, and its session failed
+    any --session failed or closed--> gone
 
 Sessions of one destination take turns, a run each. Everything here but `note_push` belongs to one mover thread.
 """
