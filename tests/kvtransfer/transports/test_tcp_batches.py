@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -50,10 +51,13 @@ def test_a_batch_arrives_however_it_is_cut(cuts: list[int]) -> None:
         transfer = p.start(num_tokens=22)
         before = p.poison()
         peer.open(transfer)
-        data = b"".join(batch_of(p, transfer))
+        frame, payload = batch_of(p, transfer)
+        data = frame + payload
         for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
             peer.say(data[start:end])
-            p.until(lambda: True)
+            time.sleep(0.01)  # so that pieces of the frame do not meet on the way
+            arrived = max(0, end - len(frame))
+            p.until(lambda n=arrived: p.receiver.counters.received_bytes_total == n)  # type: ignore[misc]
         assert peer.answer() == wire.Answer(wire.FrameKind.RUN, True, transfer.key, 7)
         assert bytes(p.destination) == p.expected(transfer, before=before)
         assert len(p.events(RunAdmitted)) == 6
