@@ -18,16 +18,13 @@ from kvtransfer.pool_memory import PeerPool
 from kvtransfer.transports.base import COPY_SLICE_BYTES, MAX_SLICE_BYTES
 from kvtransfer.transports.intake import Intake
 from kvtransfer.transports.links import wire
-from kvtransfer.transports.links.inbound import InboundLink
-from kvtransfer.transports.links.wire import Announcement, Entries, Entry, FrameKind, Hello
+from kvtransfer.transports.links.announced import AnnouncedInbound, batch_of
+from kvtransfer.transports.links.wire import Announcement, Entries, Entry, Hello
 from kvtransfer.transports.runs import UNCHECKED, RunAnswer, RunBatch, RunHeader
 from kvtransfer.transports.shm.copying import RunCopier
 
-_BUFFER_BYTES = wire.FRAME_BYTES + wire.MAX_ENTRIES * wire.ENTRY_BYTES
-"""The longest frame; what is read at once is dealt with before the next connection's turn."""
 
-
-class ShmInbound(InboundLink):
+class ShmInbound(AnnouncedInbound):
     """See InboundLink."""
 
     def __init__(
@@ -38,22 +35,8 @@ class ShmInbound(InboundLink):
         deadline_s: float,
     ) -> None:
         super().__init__(sock, intake, hello, deadline_s)
-        self._buffer = bytearray(_BUFFER_BYTES)
-        self._view = memoryview(self._buffer)
-        self._filled_bytes = 0
         self._pool: PeerPool | None = None
         self._copier: RunCopier | None = None
-
-    def read(self) -> None:
-        """See InboundLink.read."""
-        try:
-            num_bytes = self._receive()
-        except BlockingIOError:
-            return
-        if num_bytes == 0:
-            raise ConnectionResetError("peer closed the connection")
-        self._filled_bytes += num_bytes
-        self._take_frames()
 
     def close(self) -> None:
         """See InboundLink.close."""
@@ -63,9 +46,13 @@ class ShmInbound(InboundLink):
             self._pool = None
         super().close()
 
+    @property
+    def _blocks_of_peer(self) -> PeerPool | None:
+        return self._pool
+
     def _receive(self) -> int:
         if self._said_hello:
-            return self.sock.recv_into(self._view[self._filled_bytes :])
+            return super()._receive()
         wanted = wire.FRAME_BYTES - self._filled_bytes
         data, descriptors, _, _ = socket.recv_fds(self.sock, wanted, 1)
         self._view[self._filled_bytes : self._filled_bytes + len(data)] = data
@@ -80,56 +67,15 @@ class ShmInbound(InboundLink):
         self._pool = PeerPool(descriptor)
         self._copier = RunCopier(self._intake.pool, self._pool.buffer)
 
-    def _take_frames(self) -> None:
-        start = 0
-        while (end := self._end_of_frame(start)) <= self._filled_bytes:
-            frame = self._view[start:end]
-            if len(frame) > wire.FRAME_BYTES:
-                head = wire.parse_runs(frame[: wire.FRAME_BYTES])
-                self._take_runs(head, frame[wire.FRAME_BYTES :])
-            else:
-                self._take_frame(bytes(frame))
-            start = end
-        self._view[: self._filled_bytes - start] = bytes(self._view[start : self._filled_bytes])
-        self._filled_bytes -= start
+    def _take_hello(self, frame: bytes | bytearray) -> None:
+        super()._take_hello(frame)
+        if self._pool is None:
+            raise TransferError("peer sent no pool with its first bytes")
 
-    def _end_of_frame(self, start: int) -> int:
-        """Where the frame that begins there ends, its entries included."""
-        end = start + wire.FRAME_BYTES
-        if (
-            end > self._filled_bytes
-            or not self._said_hello
-            or self._buffer[start] != FrameKind.RUNS
-        ):
-            return end
-        return end + wire.ENTRY_BYTES * wire.num_entries(self._view[start:end])
-
-    def _take_frame(self, frame: bytes) -> None:
-        if not self._said_hello:
-            self._take_hello(frame)
-            if self._pool is None:
-                raise TransferError("peer sent no pool with its first bytes")
-        elif frame[0] == FrameKind.OPEN:
-            self._take_open(*wire.parse_open(frame))
-        else:
-            raise TransferError(f"frame of kind {frame[0]} where none may be")
-
-    def _take_runs(self, head: Announcement, entries: memoryview) -> None:
+    def _take_announcement(self, head: Announcement, columns: Entries) -> None:
         pool = self._pool
-        if not self.is_trusted or pool is None:
-            raise TransferError("runs announced where none may be")
-        end_bytes = head.offset_bytes + head.num_bytes
-        if end_bytes > pool.block_bytes:
-            raise TransferError(
-                f"peer announces bytes up to {end_bytes} of blocks of {pool.block_bytes}"
-            )
-        columns = wire.parse_entries(entries)
-        if max(columns.blocks) >= pool.num_blocks:
-            raise TransferError(f"peer announces block {max(columns.blocks)} of {pool.num_blocks}")
-        batch = RunBatch(
-            head.key, head.rank, head.group, head.first_layer, head.num_layers, head.num_bytes,
-            columns.positions, columns.valid_slots,
-        )  # fmt: skip
+        assert pool is not None
+        batch = batch_of(head, columns)
         blocks = None
         if head.num_bytes * head.num_blocks <= COPY_SLICE_BYTES:
             blocks = self._intake.enter_batch(batch, self, is_opened=head.key in self._opened)

@@ -1,0 +1,68 @@
+"""P's part of a connection that carries announcements only: which blocks lie ready, and in which of their lives."""
+
+from __future__ import annotations
+
+from crc32c import crc32c
+
+from core.ids import BlockId
+from core.kv_layout import KVLayout
+from kvtransfer.config import TransferConfig
+from kvtransfer.counters import TransferCounters
+from kvtransfer.events import PostEvent
+from kvtransfer.pool_memory import PoolMemory
+from kvtransfer.transports.links import wire
+from kvtransfer.transports.links.token_bucket import TokenBucket
+from kvtransfer.transports.links.wire import Announcement
+from kvtransfer.transports.outbox import Outbox, OutgoingRun
+
+MAX_RUN_BYTES = 4 << 20
+"""Most bytes that a run of several blocks carries, so that sessions take turns."""
+
+
+def announcing_outbox(
+    memory: PoolMemory, layout: KVLayout, post: PostEvent, config: TransferConfig
+) -> Outbox:
+    """An outbox whose runs are as large as one announcement may be."""
+    bucket = TokenBucket(config.link_rate_bytes_s)
+    max_bytes = bucket.slice_bytes if bucket.is_limited else MAX_RUN_BYTES
+    return Outbox(
+        memory.buffer, layout, post, TransferCounters(),
+        max_run_blocks=wire.MAX_ENTRIES, max_run_bytes=max_bytes,
+    )  # fmt: skip
+
+
+class Announcer:
+    """Makes the announcements of one pool. Belongs to the sender's mover thread."""
+
+    def __init__(self, memory: PoolMemory, layout: KVLayout, *, is_checked: bool) -> None:
+        """is_checked: whether runs bear checksums."""
+        self._memory = memory
+        self._block_bytes = layout.block_bytes
+        self._is_checked = is_checked
+
+    def pieces(self, run: OutgoingRun) -> list[memoryview]:
+        """See OutboundCarrier.pieces: one."""
+        session, attempt = run.session.key
+        announcement = Announcement(
+            self._is_checked, attempt, session, 0, run.group, run.first_layer, run.num_layers,
+            len(run.sources), run.place.offset_bytes, run.place.num_bytes, run.number,
+        )  # fmt: skip
+        generations = self._memory.generations
+        checksum = self._checksum if self._is_checked else _no_checksum
+        entries = [
+            (position, valid_slots, block, checksum(run, block), generations[block])
+            for position, block, valid_slots in run.sources
+        ]
+        return [memoryview(wire.pack_runs(announcement, entries))]
+
+    def bytes_beside(self, run: OutgoingRun) -> int:
+        """See OutboundCarrier.bytes_beside."""
+        return run.num_bytes
+
+    def _checksum(self, run: OutgoingRun, block: BlockId) -> int:
+        start = block * self._block_bytes + run.place.offset_bytes
+        return crc32c(self._memory.buffer[start : start + run.place.num_bytes])
+
+
+def _no_checksum(_run: OutgoingRun, _block: BlockId) -> int:
+    return 0
