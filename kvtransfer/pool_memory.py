@@ -24,7 +24,13 @@ from core.errors import TransferError
 MAGIC = b"BATONKVP"
 VERSION = 1
 _FIXED = struct.Struct("<8sIIQQ16s16x")
-_GENERATION_BYTES = 8
+EPOCH_AT = 32
+"""Where in the header the epoch lies."""
+
+GENERATIONS_AT = _FIXED.size
+"""Where in the header the generation of block 0 lies; the others follow, GENERATION_BYTES each."""
+
+GENERATION_BYTES = 8
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 EPOCH_BYTES = 16
 _GONE = bytes(EPOCH_BYTES)
@@ -37,7 +43,7 @@ class PoolMemory:
     """
 
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
-        header_bytes = _header_bytes(num_blocks)
+        header_bytes = header_bytes_of(num_blocks)
         num_bytes = num_blocks * block_bytes
         self.header_bytes = header_bytes
         self._descriptor = os.memfd_create("baton-kv-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -48,9 +54,9 @@ class PoolMemory:
         except (OSError, ValueError):
             os.close(self._descriptor)
             raise
-        epoch = secrets.token_bytes(EPOCH_BYTES)
+        self.epoch = secrets.token_bytes(EPOCH_BYTES)
         _FIXED.pack_into(
-            self.mapping, 0, MAGIC, VERSION, header_bytes, block_bytes, num_blocks, epoch
+            self.mapping, 0, MAGIC, VERSION, header_bytes, block_bytes, num_blocks, self.epoch
         )
         whole = memoryview(self.mapping)
         self.buffer = whole[header_bytes:]
@@ -96,7 +102,7 @@ class PeerPool:
             raise TransferError(
                 f"a pool's memory begins with {magic!r}, version {version}, and has {size} bytes of {wanted}"
             )
-        if header_bytes != _header_bytes(self.num_blocks):
+        if header_bytes != header_bytes_of(self.num_blocks):
             raise TransferError(f"a pool's memory has a header of {header_bytes} bytes")
         whole = memoryview(self._mapping)
         self.buffer = whole[header_bytes:]
@@ -105,7 +111,7 @@ class PeerPool:
     @property
     def is_gone(self) -> bool:
         """Whether its owner has closed it: nothing in it means anything now."""
-        epoch: bytes = self._mapping[_EPOCH_AT : _EPOCH_AT + EPOCH_BYTES]
+        epoch: bytes = self._mapping[EPOCH_AT : EPOCH_AT + EPOCH_BYTES]
         return epoch != self.epoch
 
     def close(self) -> None:
@@ -118,20 +124,18 @@ class PeerPool:
             pass  # the collector closes it with the last view
 
 
-_EPOCH_AT = 32
-
-
-def _header_bytes(num_blocks: int) -> int:
-    used = _FIXED.size + num_blocks * _GENERATION_BYTES
+def header_bytes_of(num_blocks: int) -> int:
+    """Whole pages in front of the blocks."""
+    used = _FIXED.size + num_blocks * GENERATION_BYTES
     return -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _generations(whole: memoryview, num_blocks: int) -> memoryview:
-    return whole[_FIXED.size : _FIXED.size + num_blocks * _GENERATION_BYTES].cast("Q")
+    return whole[_FIXED.size : _FIXED.size + num_blocks * GENERATION_BYTES].cast("Q")
 
 
 def _write_epoch(mapping: mmap.mmap, epoch: bytes) -> None:
-    mapping[_EPOCH_AT : _EPOCH_AT + EPOCH_BYTES] = epoch
+    mapping[EPOCH_AT : EPOCH_AT + EPOCH_BYTES] = epoch
 
 
 def _map_sealed(descriptor: int) -> mmap.mmap:

@@ -5,6 +5,8 @@ D (Receiver):
     at completion, abort and before a new attempt, on the engine thread, in this order:
         receiver.forget(session, attempt); life.revoke(permit); life.abort(block) for what is given up
     A write is a slice of at most MAX_SLICE_BYTES or COPY_SLICE_BYTES, inside the block's writer count.
+    Where an engine reads (nixl, mooncake), one block or COPY_SLICE_BYTES are a write, which ends when
+    the engine says so.
     `forget` does not wait for a slice that is inside already: `life.abort` then answers QUARANTINED,
     and WriterLeft(block) follows. A block that was aborted to FREE has no writer and gets none.
 

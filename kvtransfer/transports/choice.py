@@ -73,7 +73,13 @@ class Senders:
         self._lock = threading.Lock()
         self._open_over: dict[SessionKey, str] = {}
         self._num_undrained: Counter[SessionKey] = Counter()
-        self._senders = {kind: make(self._listen(kind)) for kind, make in makers.items()}
+        self._senders: dict[str, Sender] = {}
+        try:
+            for kind, make in makers.items():
+                self._senders[kind] = make(self._listen(kind))
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def counters(self) -> TransferCounters:

@@ -125,6 +125,12 @@ class Intake:
         with self._lock:
             return key in self._live
 
+    def is_batch_inside(self, key: SessionKey) -> bool:
+        """Whether a batch of the session is inside its blocks."""
+        with self._lock:
+            live = self._live.get(key)
+            return live is not None and live.batch_inside is not None
+
     def offset_bytes(self, group: int, first_layer: int, num_layers: int) -> int:
         """Where in a block a run of these layers lies."""
         return self._layout.layer_run(group, first_layer, num_layers).offset_bytes

@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 
+import pytest
+
 from core.blocks import BlockLife, BlockState, Permit
+from core.errors import ConfigError
 from core.ids import BlockId, SessionId
 from core.kv_layout import GroupKind, KVGroup, KVLayout, SlotFormat
 from kvtransfer.config import TransferConfig
@@ -21,12 +24,23 @@ from kvtransfer.transports.base import Receiver, Sender
 from kvtransfer.transports.fake.ends import FakeReceiver, FakeSender
 from kvtransfer.transports.fake.network import FakeNetwork
 from kvtransfer.transports.intake import Intake
+from kvtransfer.transports.mooncake.engine import MooncakeEngine
+from kvtransfer.transports.nixl.engine import NixlEngine
+from kvtransfer.transports.pull.engine import Engine
+from kvtransfer.transports.pull.receiver import PullReceiver
+from kvtransfer.transports.pull.sender import PullSender
 from kvtransfer.transports.shm.receiver import ShmReceiver
 from kvtransfer.transports.shm.sender import ShmSender
 from kvtransfer.transports.tcp.receiver import TcpReceiver
 from kvtransfer.transports.tcp.sender import TcpSender
+from tests.kvtransfer.memory_engine import MemoryEngine, Network
 
-TRANSPORTS = ("tcp", "shm", "fake")
+ENGINES = ("nixl", "mooncake")
+"""Transports that need a package, and are skipped where it is not installed."""
+
+TRANSPORTS = ("tcp", "shm", "fake", "pull", *ENGINES)
+"""`pull` is what the engines have in common, over one that moves bytes inside the process."""
+
 TIMEOUT_S = 20.0
 FAST = TransferConfig(reconnect_delay_s=0.001, connect_timeout_s=2.0)
 
@@ -78,6 +92,7 @@ class Pair:
     received: list[MoverEvent]
     sent: list[MoverEvent]
     network: FakeNetwork | None
+    reads: Network
     taken: set[BlockId] = field(default_factory=set)
     num_sessions: int = 0
 
@@ -237,6 +252,7 @@ def make_pair(
     received: list[MoverEvent] = []
     sent: list[MoverEvent] = []
     network: FakeNetwork | None = None
+    reads = Network()
     receiver: Receiver
     sender: Sender
     if transport == "fake":
@@ -246,13 +262,30 @@ def make_pair(
     elif transport == "shm":
         receiver = ShmReceiver(Intake(life, views[0], layout, received.append), config)
         sender = ShmSender(memory, layout, sent.append, config)
+    elif transport != "tcp":
+        reader = _engine(transport, reads, is_read=False)
+        intake = Intake(life, views[0], layout, received.append)
+        receiver = PullReceiver(transport, reader, intake, config)
+        read = _engine(transport, reads, is_read=True)
+        sender = PullSender(transport, read, memory, layout, sent.append, config)
     else:
         receiver = TcpReceiver(Intake(life, views[0], layout, received.append), config)
         sender = TcpSender(views[1], layout, sent.append, config)
     return Pair(
         layout, num_blocks, memory.buffer, destination, memory, life, receiver, sender, received, sent,
-        network,
+        network, reads,
     )  # fmt: skip
+
+
+def _engine(transport: str, reads: Network, *, is_read: bool) -> Engine:
+    if transport == "pull":
+        return MemoryEngine(reads)
+    try:
+        return NixlEngine(is_read=is_read) if transport == "nixl" else MooncakeEngine("127.0.0.1")
+    except ConfigError as error:
+        if "is not installed" not in error.message:
+            raise
+        pytest.skip(error.message)
 
 
 @contextmanager

@@ -2,6 +2,9 @@
 
 States: HELLO expected -> frames of a stranger (only OPEN) -> frames of a peer (OPEN, runs). A peer becomes one with
 its first accepted OPEN. Anything else from a stranger ends the connection.
+
+Where D fetches what a peer announces, some of it may be under way when the connection ends. Such a link is closed and
+yet busy: it is advanced until it is not, or aborted.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ MAX_UNREAD_ANSWERS_BYTES = 1 << 20
 class InboundLink(ABC):
     """One accepted connection. Belongs to the receiver's mover thread.
 
-    `read` and `flush` raise OSError when the connection is lost, TransferError when it is refused.
+    `read`, `advance` and `flush` raise OSError when the connection is lost, TransferError when it is refused.
     """
 
     def __init__(
@@ -52,6 +55,19 @@ class InboundLink(ABC):
     @abstractmethod
     def read(self) -> None:
         """Take in what has come, up to the budget."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is under way of which no socket tells; `advance` looks at it."""
+        return False
+
+    def advance(self) -> bool:
+        """Go on with what is under way; whether anything has gone on. Also after `close`."""
+        return False
+
+    def abort(self) -> None:
+        """`close`, when whatever fetches has ended: nothing is under way from now on."""
+        self.close()
 
     @property
     def has_answers(self) -> bool:

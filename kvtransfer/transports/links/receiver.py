@@ -17,6 +17,7 @@ from kvtransfer.session import ReceiveSession
 from kvtransfer.transports.intake import Intake
 from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.inbound import InboundLink
+from kvtransfer.transports.links.patience import Patience
 from kvtransfer.transports.links.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ class LinkReceiver:
         self._selector.register(self._wakeup, selectors.EVENT_READ)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._links: set[InboundLink] = set()
+        self._ending: list[InboundLink] = []  # closed, but busy
+        self._patience = Patience()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="kv-receiver", daemon=False)
         self._thread.start()
@@ -103,16 +106,38 @@ class LinkReceiver:
 
     def _turn(self) -> None:
         num_strangers = sum(not link.is_trusted for link in self._links)
-        timeout_s = _CHECK_STRANGERS_SECONDS if num_strangers else None
-        for key, mask in self._selector.select(timeout_s):
+        for key, mask in self._selector.select(self._timeout_s(num_strangers)):
             if isinstance(key.data, InboundLink):
-                self._serve(key.data, mask)
+                # a link that is not read from for now says nothing but that it is lost
+                self._serve(key.data, mask or selectors.EVENT_READ)
             elif key.fileobj is self._listener:
                 self._accept(num_strangers)
             else:
                 self._wakeup.drain()
         if num_strangers:
             self._drop_slow_strangers(time.monotonic())
+        self._advance()
+
+    def _timeout_s(self, num_strangers: int) -> float | None:
+        """How long to wait for the sockets; what is under way beside them is looked at soon."""
+        if self._ending or any(link.is_busy for link in self._links):
+            return self._patience.wait_s()
+        return _CHECK_STRANGERS_SECONDS if num_strangers else None
+
+    def _advance(self) -> None:
+        """Look at everything that is under way."""
+        for link in [link for link in self._links if link.is_busy]:
+            self._serve(link, 0)
+        for link in self._ending:
+            try:
+                self._note_progress(link.advance())
+            except (OSError, TransferError) as error:
+                logger.debug("kv receiver: the rest of %s is lost: %s", link.peer_name, error)
+        self._ending = [link for link in self._ending if link.is_busy]
+
+    def _note_progress(self, has_advanced: bool) -> None:
+        if has_advanced:
+            self._patience.renew()
 
     def _accept(self, num_strangers: int) -> None:
         try:
@@ -136,6 +161,7 @@ class LinkReceiver:
         try:
             if mask & selectors.EVENT_READ:
                 link.read()
+            self._note_progress(link.advance())
             link.flush()
         except OSError as error:
             self._lose(link, error)
@@ -170,6 +196,8 @@ class LinkReceiver:
         self._selector.unregister(link.sock)
         self._links.discard(link)
         link.close()
+        if link.is_busy:
+            self._ending.append(link)
 
     def _shut(self) -> None:
         for link in list(self._links):

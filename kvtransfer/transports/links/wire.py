@@ -3,6 +3,8 @@
 Sender to receiver, frames of FRAME_BYTES each; a RUN frame is followed by its payload:
 
     HELLO  magic, protocol version, name          first, and only once
+    POOL   where the sender's pool lies           second, only where the receiver reads it by an engine; what
+                                                  the engine needs to know of its other end follows
     OPEN   session, attempt, secret               before the first run of a session
     RUN    the fields of RunHeader                its payload follows
     RUNS   the fields of Announcement             its entries follow, ENTRY_BYTES each, and over tcp
@@ -38,13 +40,18 @@ _OPEN = struct.Struct(f"<B7xQI12x{SECRET_BYTES}s")
 _RUN = struct.Struct("<B7xQIHHIHHIQIQ8x")  # after the kind, the fields of RunHeader in order
 _RUNS = struct.Struct("<B?2xIQHHHHI4xQQQ8x")  # after the kind, the fields of Announcement in order
 _NUM_BLOCKS, _NUM_BLOCKS_AT = struct.Struct("<I"), 24
+_POOL = struct.Struct("<B3xIQQQQ16s8x")  # after the kind, the fields of RemotePool in order
+_DESCRIPTION_BYTES, _DESCRIPTION_BYTES_AT = struct.Struct("<I"), 4
+MAX_DESCRIPTION_BYTES = 32 * 1024
+"""Most bytes of what an engine says of itself."""
+
 _ENTRY = struct.Struct("<IIIIQ")
 ENTRY_BYTES = _ENTRY.size
 MAX_ENTRIES = 256
 """Most blocks of one announcement."""
 
 _ANSWER = struct.Struct("<BBxxIQQ")
-assert {_HELLO.size, _OPEN.size, _RUN.size, _RUNS.size} == {FRAME_BYTES}
+assert {_HELLO.size, _OPEN.size, _RUN.size, _RUNS.size, _POOL.size} == {FRAME_BYTES}
 assert _ANSWER.size == ANSWER_BYTES
 
 
@@ -54,6 +61,7 @@ class FrameKind(IntEnum):
     OPEN = 1
     RUN = 2
     RUNS = 3
+    POOL = 4
 
 
 class Announcement(NamedTuple):
@@ -113,6 +121,22 @@ class Hello(NamedTuple):
     name: str
 
 
+class RemotePool(NamedTuple):
+    """A sender's pool as an engine reads it: a header with generations, then the blocks (`pool_memory`).
+
+    description_bytes: length of what follows: the engine's own words about its end.
+    address: of the header, in the sender's process.
+    epoch: of the pool, EPOCH_BYTES; what lies at the address is another one when it is not there any more.
+    """
+
+    description_bytes: int
+    address: int
+    header_bytes: int
+    block_bytes: int
+    num_blocks: int
+    epoch: bytes
+
+
 class Answer(NamedTuple):
     """What a receiver says to an OPEN (number 0) or to a RUN."""
 
@@ -153,6 +177,27 @@ def parse_open(frame: bytes | bytearray) -> tuple[SessionKey, bytes]:
     """Session and secret of an OPEN frame."""
     _, session, attempt, secret = _OPEN.unpack(frame)
     return (SessionId(session), attempt), secret
+
+
+def pack_pool(pool: RemotePool, description: bytes) -> bytes:
+    """A POOL frame and the description, of at most MAX_DESCRIPTION_BYTES."""
+    assert pool.description_bytes == len(description) <= MAX_DESCRIPTION_BYTES
+    return _POOL.pack(FrameKind.POOL, *pool) + description
+
+
+def parse_pool(frame: bytes | bytearray | memoryview) -> RemotePool:
+    """A pool without the description; nothing in it is checked."""
+    return RemotePool._make(_POOL.unpack(frame)[1:])
+
+
+def num_description_bytes(frame: bytes | bytearray | memoryview) -> int:
+    """How many bytes follow a POOL frame; TransferError where they are more than MAX_DESCRIPTION_BYTES."""
+    (count,) = _DESCRIPTION_BYTES.unpack_from(frame, _DESCRIPTION_BYTES_AT)
+    if count > MAX_DESCRIPTION_BYTES:
+        raise TransferError(
+            f"peer describes itself in {count} bytes, more than {MAX_DESCRIPTION_BYTES}"
+        )
+    return int(count)
 
 
 def pack_run(header: RunHeader) -> bytes:

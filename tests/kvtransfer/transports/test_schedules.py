@@ -26,7 +26,7 @@ from kvtransfer.events import (
 from kvtransfer.session import SessionKey
 from kvtransfer.transports.fake.network import FakeNetwork
 from kvtransfer.transports.fake.packets import Fault
-from tests.kvtransfer.harness import FAST, Pair, Transfer, make_layout, pair
+from tests.kvtransfer.harness import ENGINES, FAST, Pair, Transfer, make_layout, pair
 
 NUM_BLOCKS = 48
 FAULTS = (Fault.DELAY, Fault.REORDER, Fault.DUPLICATE, Fault.CUT, Fault.DROP)
@@ -67,6 +67,7 @@ class Engines:
         self.source_free.difference_update(picks)
         size = layout.block_bytes
         for block in picks:
+            self.p.memory.generations[block] += 1
             self.p.source[block * size : (block + 1) * size] = self.rng.randbytes(size)
         transfer = self.p.transfer(num_tokens, session=session, attempt=attempt, picks=picks)
         content = {
@@ -243,9 +244,10 @@ def describe(event: MoverEvent) -> str:
 
 
 @pytest.mark.failure_edge("D aborts mid-transfer (push)")
-def test_no_race_of_real_threads_breaks_an_invariant() -> None:
+@pytest.mark.parametrize("transport", ["tcp", "shm", "pull", *ENGINES])
+def test_no_race_of_real_threads_breaks_an_invariant(transport: str) -> None:
     layout = make_layout(block_size=16, num_layers=(4, 3), num_kv_heads=8)
-    with pair("tcp", num_blocks=NUM_BLOCKS, layout=layout) as p:
+    with pair(transport, num_blocks=NUM_BLOCKS, layout=layout) as p:
         engines = new_engines(p, seed=1)
         deadline = time.monotonic() + 2.0
         while time.monotonic() < deadline:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from core.errors import TransferError
 from core.ids import SessionId
 from kvtransfer.transports.links import wire
-from kvtransfer.transports.links.wire import Answer, FrameKind, Hello
+from kvtransfer.transports.links.wire import Answer, FrameKind, Hello, RemotePool
 from kvtransfer.transports.runs import RunHeader
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
@@ -39,6 +39,25 @@ def test_an_open_survives(session: SessionId, attempt: int, secret: bytes) -> No
 def test_answers_survive(answers: list[Answer]) -> None:
     packed = b"".join(map(wire.pack_answer, answers))
     assert wire.parse_answers(memoryview(packed)) == answers
+
+
+@given(u64, u64, u64, u64, st.binary(min_size=16, max_size=16), st.binary(max_size=300))
+def test_a_pool_survives(
+    address: int, header_bytes: int, block_bytes: int, num_blocks: int, epoch: bytes, words: bytes
+) -> None:
+    pool = RemotePool(len(words), address, header_bytes, block_bytes, num_blocks, epoch)
+    packed = wire.pack_pool(pool, words)
+    assert packed[0] == FrameKind.POOL
+    assert wire.num_description_bytes(packed[: wire.FRAME_BYTES]) == len(words)
+    assert wire.parse_pool(packed[: wire.FRAME_BYTES]) == pool
+    assert packed[wire.FRAME_BYTES :] == words
+
+
+def test_a_long_description_is_refused() -> None:
+    frame = bytearray(wire.FRAME_BYTES)
+    frame[4:8] = (wire.MAX_DESCRIPTION_BYTES + 1).to_bytes(4, "little")
+    with pytest.raises(TransferError, match="describes itself in 32769 bytes"):
+        wire.num_description_bytes(frame)
 
 
 @given(u16, st.text(max_size=200))

@@ -1,0 +1,1 @@
+"""Runs that D reads out of P's memory through Mooncake's transfer engine."""
