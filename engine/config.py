@@ -17,6 +17,7 @@ WEIGHT_FORMATS = ("auto", "expanded", "quantized")
 KERNEL_BACKENDS = ("auto", "cpu", "reference", "triton")
 DEVICES = ("auto", "cpu", "cuda")
 SCHEDULING_POLICIES = ("fcfs", "priority")
+KV_TRANSPORTS = ("nixl", "mooncake", "shm", "tcp")
 HOST_MIN_STEP_TOKENS, HOST_MAX_STEP_TOKENS = 64, 2048
 
 
@@ -49,6 +50,8 @@ class EngineConfig:
     core_ledger: file through which the workers on a machine share its cores; `auto` is one for each user, `none` makes
         every worker use all its threads whatever others do.
     data_host: address the data endpoint listens on.
+    kv_transports: how KV may come from other workers, best first, between commas: `shm` and `tcp` are always there,
+        `nixl` and `mooncake` where their packages are installed.
     ipc_dir: directory in which workers of this host find each other to hand KV over in shared memory (`--ipc-dir`);
         `auto` is one for each user, `none` leaves only tcp.
     shm_checksums: whether KV in shared memory is checked by CRC-32C, as it is over tcp.
@@ -79,6 +82,7 @@ class EngineConfig:
     num_threads: int = 0
     core_ledger: str = "auto"
     data_host: str = "127.0.0.1"
+    kv_transports: tuple[str, ...] = ("shm", "tcp")
     ipc_dir: str = "auto"
     shm_checksums: bool = False
     link_rate_bytes_s: float = 0.0
@@ -107,6 +111,13 @@ class EngineConfig:
         _check_least("num-threads", self.num_threads, 0)
         if not self.core_ledger:
             raise ConfigError("--core-ledger: '' must be `auto`, `none` or a file")
+        for kind in self.kv_transports:
+            _check_choice("kv-transports", kind, KV_TRANSPORTS)
+        if not self.kv_transports or len(set(self.kv_transports)) < len(self.kv_transports):
+            named = ",".join(self.kv_transports)
+            raise ConfigError(
+                f"--kv-transports: {named!r} must name one or more of {', '.join(KV_TRANSPORTS)}, each once"
+            )
         if not self.ipc_dir:
             raise ConfigError("--ipc-dir: '' must be `auto`, `none` or a directory")
         _check_least("link-rate", self.link_rate_bytes_s, 0)

@@ -19,6 +19,10 @@ from kvtransfer.events import PostEvent
 from kvtransfer.transports.base import Receiver, Sender
 from kvtransfer.transports.choice import Receivers, Senders
 from kvtransfer.transports.intake import Intake
+from kvtransfer.transports.mooncake.engine import MooncakeEngine
+from kvtransfer.transports.nixl.engine import NixlEngine
+from kvtransfer.transports.pull.receiver import PullReceiver
+from kvtransfer.transports.pull.sender import PullSender
 from kvtransfer.transports.shm.receiver import ShmReceiver
 from kvtransfer.transports.shm.sender import ShmSender
 from kvtransfer.transports.tcp.receiver import TcpReceiver
@@ -41,17 +45,53 @@ def make_movers(
     )
     intake = Intake(life, storage.buffer, layout, post)
     makers: dict[str, Callable[[PostEvent], Sender]] = {}
-    receivers: list[Receiver] = [TcpReceiver(intake, transfer)]
+    receivers: list[Receiver] = []
     try:
-        if shared := _shared_memory_end(config, intake, transfer):
-            receivers.insert(0, shared)
-            makers["shm"] = partial(_shm_sender, storage, layout, transfer)
-        makers["tcp"] = partial(_tcp_sender, storage, layout, transfer)
+        for kind in config.kv_transports:
+            if receiver := _receiver(kind, config, intake, transfer):
+                receivers.append(receiver)
+                makers[kind] = partial(_sender, kind, storage, layout, transfer)
+        if not receivers:
+            raise ConfigError(
+                f"--kv-transports: {','.join(config.kv_transports)}: none is left here"
+            )
         return Receivers(intake, receivers), Senders(makers, post)
     except BaseException:
         for receiver in receivers:
             receiver.stop()
         raise
+
+
+def _receiver(
+    kind: str, config: EngineConfig, intake: Intake, transfer: TransferConfig
+) -> Receiver | None:
+    """D's end of one kind, running. None where shared memory is not to be had and need not be."""
+    match kind:
+        case "nixl":
+            return PullReceiver(kind, NixlEngine(is_read=False), intake, transfer)
+        case "mooncake":
+            return PullReceiver(kind, MooncakeEngine(transfer.data_host), intake, transfer)
+        case "shm":
+            return _shared_memory_end(config, intake, transfer)
+        case _:
+            return TcpReceiver(intake, transfer)
+
+
+def _sender(
+    kind: str, storage: Storage, layout: KVLayout, transfer: TransferConfig, post: PostEvent
+) -> Sender:
+    """P's end of one kind, running."""
+    memory = storage.memory
+    match kind:
+        case "nixl":
+            return PullSender(kind, NixlEngine(is_read=True), memory, layout, post, transfer)
+        case "mooncake":
+            engine = MooncakeEngine(transfer.data_host)
+            return PullSender(kind, engine, memory, layout, post, transfer)
+        case "shm":
+            return ShmSender(memory, layout, post, transfer)
+        case _:
+            return TcpSender(storage.buffer, layout, post, transfer)
 
 
 def _shared_memory_end(
@@ -65,7 +105,7 @@ def _shared_memory_end(
     except ConfigError as error:
         if config.ipc_dir != AUTO:
             raise
-        logger.warning("KV goes over tcp only: %s", error.message)
+        logger.warning("KV does not go through shared memory: %s", error.message)
         return None
 
 
@@ -76,15 +116,3 @@ def ipc_folder(name: str) -> str:
     if name == AUTO:
         return str(Path(tempfile.gettempdir()) / f"baton-ipc-{os.getuid()}")
     return name
-
-
-def _shm_sender(
-    storage: Storage, layout: KVLayout, transfer: TransferConfig, post: PostEvent
-) -> Sender:
-    return ShmSender(storage.memory, layout, post, transfer)
-
-
-def _tcp_sender(
-    storage: Storage, layout: KVLayout, transfer: TransferConfig, post: PostEvent
-) -> Sender:
-    return TcpSender(storage.buffer, layout, post, transfer)

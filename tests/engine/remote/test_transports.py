@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from engine import movers
 from engine.messages import AddPrefill, TransportOffer
+from tests.kvtransfer.memory_engine import MemoryEngine, Network
 from tests.support.engines import EngineHarness, Wire, make_request, run_alone, turn_until
 from tests.support.scenes import (
     answer,
@@ -105,3 +107,58 @@ def _add_prefill(wire: Wire, offers: list[TransportOffer]) -> AddPrefill:
 @pytest.mark.parametrize("seed", range(100, 104))
 def test_random_mixes_over_shared_memory_end_right(tmp_path: Path, seed: int) -> None:
     run_random_mix(seed, ipc_dir=str(tmp_path))
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Network:
+    """What stands for NIXL: an engine inside this process."""
+    network = Network()
+    monkeypatch.setattr(movers, "NixlEngine", lambda is_read: MemoryEngine(network))
+    return network
+
+
+NIXL_FIRST = {"kv_transports": ("nixl", "tcp")}
+
+
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_an_engine_that_is_asked_for_first_is_used(reads: Network, is_staged: bool) -> None:
+    request = make_request("r", random_prompt(100), n=2, temperature=0.9, logprobs=2)
+    options = {**NIXL_FIRST, "is_staged": is_staged}
+    with split_pair(prefill=options, **options) as wire:
+        submit(wire, request, "p1")
+        run_to_end(wire, request)
+        assert answer(wire, request) == run_alone(request)
+        prefill = wire.prefill["p1"]
+        assert sent_bytes(prefill, "nixl") == prefill.senders.counters.sent_bytes_total > 0
+
+
+def test_a_worker_without_the_engine_is_reached_by_the_next_transport(reads: Network) -> None:
+    request = make_request("r", random_prompt(100))
+    with split_pair(**NIXL_FIRST) as wire:
+        submit(wire, request, "p1")
+        run_to_end(wire, request)
+        assert answer(wire, request) == run_alone(request)
+        assert sent_bytes(wire.prefill["p1"], "tcp") > 0
+        assert reads.num_begun == 0
+
+
+@pytest.mark.parametrize("num_read", [0, 2, 5])
+def test_a_session_goes_on_over_tcp_when_the_engine_fails(reads: Network, num_read: int) -> None:
+    def fail(number: int) -> None:
+        if number > num_read:
+            raise ConnectionError("the engine lost its peer")
+
+    reads.before_read = fail
+    request = make_request("r", random_prompt(100), logprobs=2)
+    with split_pair(prefill=NIXL_FIRST, **NIXL_FIRST) as wire:
+        submit(wire, request, "p1")
+        run_to_end(wire, request)
+        assert answer(wire, request) == run_alone(request)
+        assert sent_bytes(wire.prefill["p1"], "tcp") > 0
+        assert wire.decode.stats.computed_prompt_tokens_total == 0
+
+
+@pytest.mark.parametrize("seed", range(200, 204))
+def test_random_mixes_over_an_engine_end_right(reads: Network, seed: int) -> None:
+    run_random_mix(seed, **NIXL_FIRST)
+    assert reads.num_begun > 0

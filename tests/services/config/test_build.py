@@ -17,6 +17,16 @@ def test_a_worker_gets_its_role_and_fields_of_every_depth() -> None:
     assert (config.index.redis_url, config.port) == ("redis://r", 5)
 
 
+def test_transports_are_named_best_first() -> None:
+    """As `--kv-transports nixl,shm,tcp` is parsed."""
+    assert build.build_worker(MODEL, Role.DECODE).engine.kv_transports == ("shm", "tcp")
+    setting = next(s for s in build.worker_settings() if s.flag == "--kv-transports")
+    found = {**MODEL, "kv-transports": setting.parse("nixl,shm,tcp")}
+    assert build.build_worker(found, Role.DECODE).engine.kv_transports == ("nixl", "shm", "tcp")
+    with pytest.raises(ConfigError, match="--kv-transports: 'rdma' is unknown"):
+        build.build_worker({**MODEL, "kv-transports": ("rdma",)}, Role.DECODE)
+
+
 def test_threads_follow_who_shares_the_machine() -> None:
     cores = build.num_cores()
     assert build.build_worker(MODEL, Role.DECODE).engine.num_threads == 0, "by the core ledger"
