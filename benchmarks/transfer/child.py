@@ -1,6 +1,6 @@
 """P in a process of its own. Told on standard input, answers on standard output, a line each.
 
-pool RUN_BYTES CHECKED             makes a pool of random bytes and senders; "made"
+pool RUN_BYTES CHECKED [KIND ...]  makes a pool and senders, of engines too; "made"
 push KIND ADDRESS SESSION SECRET   sends all blocks of the pool; "sent" when D has acknowledged all
 drop                               gives pool and senders back; "dropped"
 socket PORT RUN_BYTES              sends as many plain bytes to a listener; "sent"
@@ -11,8 +11,10 @@ from __future__ import annotations
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.transfer import pulls
 from benchmarks.transfer.pools import BLOCK_SIZE, POOL_BYTES, layout_of, num_blocks_of
 from core.ids import BlockId, SessionId
 from core.kv_layout import KVLayout
@@ -20,6 +22,7 @@ from kvtransfer.config import TransferConfig
 from kvtransfer.events import BlockAcknowledged, MoverEvent, SessionDrained
 from kvtransfer.pool_memory import PoolMemory
 from kvtransfer.session import SendSession, SourceBlock
+from kvtransfer.transports.pull.sender import PullSender
 from kvtransfer.transports.shm.sender import ShmSender
 from kvtransfer.transports.tcp.sender import TcpSender
 
@@ -29,7 +32,7 @@ PUSH_BLOCKS = 32
 class Prefill:
     """A pool and its senders."""
 
-    def __init__(self, run_bytes: int, *, is_checked: bool) -> None:
+    def __init__(self, run_bytes: int, engines: Sequence[str], *, is_checked: bool) -> None:
         self._layout: KVLayout = layout_of(run_bytes)
         self._num_blocks = num_blocks_of(run_bytes)
         self.memory = PoolMemory(self._num_blocks, run_bytes)
@@ -47,6 +50,11 @@ class Prefill:
             "tcp": TcpSender(self.memory.buffer, self._layout, self._hear, config),
             "shm": ShmSender(self.memory, self._layout, self._hear, config),
         }
+        for kind in engines:
+            engine = pulls.engine(kind, is_read=True)
+            self._senders[kind] = PullSender(
+                kind, engine, self.memory, self._layout, self._hear, config
+            )
 
     def push(self, kind: str, address: str, session: int, secret: bytes) -> None:
         """All blocks; returns when D has them."""
@@ -91,8 +99,8 @@ def main() -> None:
     prefill: Prefill | None = None
     for line in sys.stdin:
         match line.split():
-            case ["pool", run_bytes, checked]:
-                prefill = Prefill(int(run_bytes), is_checked=checked == "1")
+            case ["pool", run_bytes, checked, *engines]:
+                prefill = Prefill(int(run_bytes), engines, is_checked=checked == "1")
                 print("made", flush=True)
             case ["push", kind, address, session, secret]:
                 assert prefill is not None

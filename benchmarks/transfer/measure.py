@@ -10,13 +10,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from benchmarks import report
-from benchmarks.transfer import foreign
+from benchmarks.transfer import foreign, pulls
 from benchmarks.transfer.pools import BLOCK_SIZE, POOL_BYTES, layout_of, num_blocks_of
 from core.blocks import BlockLife
 from core.ids import BlockId, SessionId
@@ -24,7 +24,9 @@ from kvtransfer.config import TransferConfig
 from kvtransfer.events import MoverEvent, SessionComplete
 from kvtransfer.pool_memory import PoolMemory
 from kvtransfer.session import Destination, ReceiveSession
+from kvtransfer.transports.base import Receiver
 from kvtransfer.transports.intake import Intake
+from kvtransfer.transports.pull.receiver import PullReceiver
 from kvtransfer.transports.shm.receiver import ShmReceiver
 from kvtransfer.transports.tcp.receiver import TcpReceiver
 
@@ -34,9 +36,11 @@ RUN_BYTES = (24 << 10, 256 << 10, 1 << 20, 4 << 20)
 class Child:
     """P's process."""
 
-    def __init__(self) -> None:
+    def __init__(self, engines: Sequence[str]) -> None:
+        """engines: those that it reads by as well."""
+        self.engines = engines
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.transfer.child"],
+            [sys.executable, "-m", "benchmarks.transfer.child"], env=pulls.environment(engines),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -62,7 +66,7 @@ class Child:
 class Decode:
     """D: a pool and its receivers."""
 
-    def __init__(self, run_bytes: int, ipc_dir: str) -> None:
+    def __init__(self, run_bytes: int, ipc_dir: str, engines: Sequence[str]) -> None:
         self.layout = layout_of(run_bytes)
         self._num_blocks = num_blocks_of(run_bytes)
         self.memory = PoolMemory(self._num_blocks, run_bytes)
@@ -71,7 +75,13 @@ class Decode:
         self._is_complete = threading.Event()
         config = TransferConfig(ipc_dir=ipc_dir)
         intake = Intake(self._life, self.memory.buffer, self.layout, self._hear)
-        self.receivers = {"shm": ShmReceiver(intake, config), "tcp": TcpReceiver(intake, config)}
+        self.receivers: dict[str, Receiver] = {
+            "shm": ShmReceiver(intake, config),
+            "tcp": TcpReceiver(intake, config),
+        }
+        for kind in engines:
+            engine = pulls.engine(kind, is_read=False)
+            self.receivers[kind] = PullReceiver(kind, engine, intake, config)
         self._intake = intake
 
     def seconds(self, child: Child, kind: str) -> float:
@@ -111,7 +121,7 @@ class Decode:
 def run(rounds: int) -> dict[str, Any]:
     """Every run size; prints a table and returns medians, ratios and raw rounds."""
     raw: dict[str, dict[str, list[float]]] = {}
-    child = Child()
+    child = Child(pulls.find())
     try:
         for run_bytes in RUN_BYTES:
             print(f"runs of {run_bytes >> 10} KiB", flush=True)
@@ -142,7 +152,7 @@ def _measure(child: Child, run_bytes: int, rounds: int) -> dict[str, list[float]
             "raw socket": partial(_plain_seconds, child, decode.memory, run_bytes),
             "tcp": partial(decode.seconds, child, "tcp"),
             "shm": partial(decode.seconds, child, "shm"),
-        }
+        } | {f"over {kind}": partial(decode.seconds, child, kind) for kind in child.engines}
         for side in sides.values():
             side()
         seconds = report.interleave(sides, rounds)
@@ -156,10 +166,10 @@ def _measure(child: Child, run_bytes: int, rounds: int) -> dict[str, list[float]
 
 @contextmanager
 def _pools(child: Child, run_bytes: int, *, is_checked: bool) -> Iterator[Decode]:
-    child.tell(f"pool {run_bytes} {int(is_checked)}")
+    child.tell(" ".join(["pool", str(run_bytes), str(int(is_checked)), *child.engines]))
     child.hear("made")
     with tempfile.TemporaryDirectory() as folder:
-        decode = Decode(run_bytes, folder)
+        decode = Decode(run_bytes, folder, child.engines)
         try:
             yield decode
         finally:
@@ -215,6 +225,9 @@ def _ratios(sides: dict[str, float]) -> dict[str, float]:
         "shm checked / memcpy": sides["shm checked"] / sides["memcpy"],
         "tcp / raw socket": sides["tcp"] / sides["raw socket"],
     }
+    for kind in pulls.KINDS:
+        if (name := f"over {kind}") in sides:
+            ratios[f"{name} / tcp"] = sides[name] / sides["tcp"]
     for name in sides.keys() & foreign.ENGINES.keys():
         own = "shm" if "shm" in name else "tcp"
         ratios[f"{own} / {name}"] = sides[own] / sides[name]
