@@ -17,6 +17,7 @@ WEIGHT_FORMATS = ("auto", "expanded", "quantized")
 KERNEL_BACKENDS = ("auto", "cpu", "reference", "triton")
 DEVICES = ("auto", "cpu", "cuda")
 SCHEDULING_POLICIES = ("fcfs", "priority")
+RAW = "raw"
 HOST_MIN_STEP_TOKENS, HOST_MAX_STEP_TOKENS = 64, 2048
 
 
@@ -35,6 +36,9 @@ class EngineConfig:
         the fastest that is there and right for `dtype`, and says which.
     kv_cache_dtype: how the pool holds KV; `auto` is float16 beside weights that host kernels keep in blocks, else the
         activations' type; fp8 and int8 ones are smaller and lossier.
+    kv_wire_dtype: how this worker takes in KV that others computed: `raw` bit for bit as it keeps it itself, and only
+        from workers that keep it likewise; a KV dtype makes whoever computed it send that, which may be smaller and
+        lossier.
     block_size: tokens in a block, a multiple of the hash block size.
     max_model_len: most tokens of prompt and answer together; 0 takes the model's own limit.
     max_num_seqs: most sequences in one step.
@@ -67,6 +71,7 @@ class EngineConfig:
     weight_format: str = "auto"
     kernel_backend: str = "auto"
     kv_cache_dtype: str = "auto"
+    kv_wire_dtype: str = "raw"
     block_size: int = 16
     max_model_len: int = 0
     max_num_seqs: int = 128
@@ -94,6 +99,8 @@ class EngineConfig:
         _check_choice("kernel-backend", self.kernel_backend, KERNEL_BACKENDS)
         kv_dtypes = ("auto", *KV_DTYPES, *KV_DTYPE_ALIASES)
         _check_choice("kv-cache-dtype", self.kv_cache_dtype, kv_dtypes)
+        wire_dtypes = (RAW, *KV_DTYPES, *KV_DTYPE_ALIASES)
+        _check_choice("kv-wire-dtype", self.kv_wire_dtype, wire_dtypes)
         _check_choice("scheduling-policy", self.scheduling_policy, SCHEDULING_POLICIES)
         if self.block_size < 1 or self.block_size % DEFAULT_HASH_BLOCK_SIZE:
             raise ConfigError(
@@ -127,6 +134,21 @@ class EngineConfig:
         if self.kv_cache_dtype == "auto":
             return self.dtype
         return KV_DTYPE_ALIASES.get(self.kv_cache_dtype, self.kv_cache_dtype)
+
+    @property
+    def wire_dtype(self) -> str | None:
+        """How KV is taken in, under its one name; None for raw."""
+        if self.kv_wire_dtype == RAW:
+            return None
+        return KV_DTYPE_ALIASES.get(self.kv_wire_dtype, self.kv_wire_dtype)
+
+    @property
+    def lossy_settings(self) -> list[str]:
+        """What makes this worker's KV other than the model's own: it shares hashes with those that do the same."""
+        settings = [f"kv_dtype={self.kv_dtype}"]
+        if self.wire_dtype is not None:
+            settings.append(f"wire_dtype={self.wire_dtype}")
+        return settings
 
 
 def _check_choice(flag: str, value: str, choices: tuple[str, ...]) -> None:

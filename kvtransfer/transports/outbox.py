@@ -2,12 +2,13 @@
 
 Life of an outgoing run:
 
-    push --> queued --taken--> unanswered --admitted--> gone (a block is acknowledged with its last layers)
+    push --> queued --taken--> unanswered --admitted--> gone (a block is acknowledged with its last run)
     unanswered --connection lost--> queued again, ahead of what was queued
     unanswered --refused--> gone, and its session failed
     any --session failed or closed--> gone
 
-Sessions of one destination take turns, a run each. Everything here but `note_push` belongs to one mover thread.
+A session goes to one address, or to one a rank of D's. Those of one destination take turns, a run each. Everything
+here but `pushed_bytes` belongs to one mover thread.
 """
 
 from __future__ import annotations
@@ -19,16 +20,23 @@ from crc32c import crc32c
 
 from core.errors import TransferError
 from core.kv_layout import KVLayout, Run
+from kvtransfer.codec import convert_slabs
 from kvtransfer.counters import TransferCounters
 from kvtransfer.events import BlockAcknowledged, PostEvent, SendFailed, SessionDrained
-from kvtransfer.session import SendSession, SessionKey, SourceBlock
+from kvtransfer.plan import Piece
+from kvtransfer.session import OutgoingPlan, SendSession, SessionKey, SourceBlock
 from kvtransfer.transports.runs import RunAnswer, RunHeader
 
 
 class OutgoingRun:
-    """One run on its way out: its name, and the layers of some blocks that it carries."""
+    """One run on its way out: its name, and the layers of some blocks that it carries.
 
-    __slots__ = ("first_layer", "group", "num_layers", "number", "place", "session", "sources")
+    place: where in each block it lies. Where D has it elsewhere, `piece` says what it is there, and the block is one.
+    """
+
+    __slots__ = (
+        "first_layer", "group", "num_bytes", "num_layers", "number", "piece", "place", "session", "sources",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -38,22 +46,34 @@ class OutgoingRun:
         sources: Sequence[SourceBlock],
         layers: tuple[int, int],
         place: Run,
+        piece: Piece | None = None,
     ) -> None:
         self.number = number
         self.session = session
         self.group = group
         self.sources = sources
         self.first_layer, self.num_layers = layers
-        self.place = place  # inside each block
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that it carries."""
-        return self.place.num_bytes * len(self.sources)
+        self.place = place
+        self.piece = piece
+        self.num_bytes = place.num_bytes * len(sources)  # on the wire
+        if piece is not None:
+            assert session.plan is not None
+            self.num_bytes = piece.num_bytes(session.plan.plan.formats[group].wire)
 
     def header(self, payload: memoryview) -> RunHeader:
         """What announces a run of one block. Reads the payload for its checksum."""
         (source,) = self.sources
+        if self.piece is not None:
+            assert self.session.plan is not None
+            return RunHeader(
+                *self.session.key,
+                self.session.plan.pair.source_rank,
+                *self.piece.cells[:5],
+                len(payload),
+                crc32c(payload),
+                self.number,
+                self.piece.cells.first_slot,
+            )
         return RunHeader(
             *self.session.key,
             0,  # rank
@@ -68,23 +88,74 @@ class OutgoingRun:
         )
 
 
-class OutgoingSession:
-    """One open session of a sender."""
+class _SentBlock:
+    """How much of one block is pushed, and how many of its runs D does not yet have."""
 
-    __slots__ = ("acknowledged_layers", "is_failed", "key", "lane", "num_unacknowledged_blocks",
-                 "num_unsettled_bytes", "queue", "secret", "unanswered")  # fmt: skip
+    __slots__ = ("is_acknowledged", "num_runs", "pushed_layers")
 
-    def __init__(self, session: SendSession, lane: Lane) -> None:
-        self.key: SessionKey = session.key
-        self.secret = session.secret
-        self.lane = lane
-        self.queue: deque[OutgoingRun] = deque()
-        self.unanswered: dict[int, OutgoingRun] = {}
-        # (group, position) -> bit set of acknowledged layers, for every block ever pushed
-        self.acknowledged_layers: dict[tuple[int, int], int] = {}
+    def __init__(self) -> None:
+        self.pushed_layers = 0  # a bit set
+        self.num_runs = 0
+        self.is_acknowledged = False
+
+
+class _SentSession:
+    """What all of D's ranks together have of a session's blocks."""
+
+    __slots__ = (
+        "blocks",
+        "is_failed",
+        "key",
+        "num_unacknowledged_blocks",
+        "num_unsettled_bytes",
+        "parts",
+    )
+
+    def __init__(self, key: SessionKey) -> None:
+        self.key = key
+        self.parts: list[OutgoingSession] = []
+        self.blocks: dict[
+            tuple[int, int], _SentBlock
+        ] = {}  # (group, position) -> every block ever pushed
         self.num_unacknowledged_blocks = 0
         self.num_unsettled_bytes = 0
         self.is_failed = False
+
+
+class OutgoingSession:
+    """One open session of a sender, as it goes to one address."""
+
+    __slots__ = ("lane", "plan", "queue", "secret", "unanswered", "whole")
+
+    def __init__(self, session: SendSession, lane: Lane, whole: _SentSession) -> None:
+        self.secret = session.secret
+        self.plan: OutgoingPlan | None = session.plan
+        self.lane = lane
+        self.whole = whole
+        self.queue: deque[OutgoingRun] = deque()
+        self.unanswered: dict[int, OutgoingRun] = {}
+
+    @property
+    def key(self) -> SessionKey:
+        """The session's name."""
+        return self.whole.key
+
+
+def pushed_bytes(
+    layout: KVLayout,
+    plans: Sequence[OutgoingPlan | None],
+    group: int,
+    blocks: Sequence[SourceBlock],
+    layers: tuple[int, int],
+) -> int:
+    """What a push puts on the wire, to all of a session's addresses."""
+    num_bytes = 0
+    for plan in plans:
+        if plan is None:
+            num_bytes += layout.layer_run(group, *layers).num_bytes * len(blocks)
+        else:
+            num_bytes += sum(plan.num_bytes(group, block, *layers) for block in blocks)
+    return num_bytes
 
 
 class Lane:
@@ -149,90 +220,136 @@ class Outbox:
         post: PostEvent,
         counters: TransferCounters,
         *,
+        rank: int = 0,
         max_run_blocks: int = 1,
         max_run_bytes: int = 0,
     ) -> None:
-        """max_run_blocks, max_run_bytes: how much one run may carry, beyond one block."""
+        """pool: all bytes of what this rank holds, block after block.
+
+        max_run_blocks, max_run_bytes: how much one run may carry, beyond one block.
+        """
         self.lanes: dict[str, Lane] = {}
         self.counters = counters
+        self.layout = layout
         self._max_run_blocks, self._max_run_bytes = max_run_blocks, max_run_bytes
         self._pool = pool
-        self._layout = layout
+        self._block_bytes = layout.rank_block_bytes(rank)
+        self._all_layers = [
+            (1 << len(layout.rank_share(group, rank).layers)) - 1
+            for group in range(len(layout.groups))
+        ]
         self._post = post
-        self._sessions: dict[SessionKey, OutgoingSession] = {}
+        self._sessions: dict[SessionKey, _SentSession] = {}
         self._num_runs = 0
 
     def open(self, session: SendSession) -> Lane:
-        """Begin a session; the lane that it joins."""
-        assert session.key not in self._sessions, f"session {session.key} is open already"
+        """Begin a session, or let it go to one address more; the lane that it joins."""
         lane = self.lanes.setdefault(session.address, Lane(session.address))
-        opened = OutgoingSession(session, lane)
-        lane.sessions[session.key] = self._sessions[session.key] = opened
+        assert session.key not in lane.sessions, f"session {session.key} is open there already"
+        whole = self._sessions.setdefault(session.key, _SentSession(session.key))
+        opened = lane.sessions[session.key] = OutgoingSession(session, lane, whole)
+        whole.parts.append(opened)
         return lane
 
-    def find(self, key: SessionKey) -> OutgoingSession | None:
-        """The open session of this name."""
-        return self._sessions.get(key)
-
-    def note_push(self, group: int, num_blocks: int, first_layer: int, num_layers: int) -> None:
-        """Count what is about to be pushed. On the pushing thread."""
-        place = self._layout.layer_run(group, first_layer, num_layers)
-        self.counters.pushed_bytes_total += place.num_bytes * num_blocks
+    def parts(self, key: SessionKey) -> list[OutgoingSession]:
+        """The open session of this name, a part an address."""
+        whole = self._sessions.get(key)
+        return whole.parts if whole else []
 
     def push(
         self,
         key: SessionKey,
         group: int,
         blocks: Sequence[SourceBlock],
-        first_layer: int,
-        num_layers: int,
+        layers: tuple[int, int],
+        num_bytes: int,
     ) -> None:
-        """Queue runs that `note_push` has counted; ignored when the session is over."""
-        place = self._layout.layer_run(group, first_layer, num_layers)
-        session = self._sessions.get(key)
-        if session is None or session.is_failed:
-            self.counters.settled_bytes_total += place.num_bytes * len(blocks)
+        """Queue runs of some layers of some blocks; ignored when the session is over.
+
+        num_bytes: `pushed_bytes`, which the counters know already.
+        """
+        whole = self._sessions.get(key)
+        if whole is None or whole.is_failed:
+            self.counters.settled_bytes_total += num_bytes
             return
-        layers = (first_layer, num_layers)
+        whole.num_unsettled_bytes += num_bytes
+        first_layer, num_layers = layers
         for source in blocks:
-            self._note_block(session, group, source.position)
+            block = self._note_block(whole, group, source.position)
+            block.pushed_layers |= ((1 << num_layers) - 1) << first_layer
+        for part in whole.parts:
+            runs = self._runs(part, group, blocks, layers)
+            for run in runs:
+                for source in run.sources:
+                    whole.blocks[group, source.position].num_runs += 1
+            self._num_runs += len(runs)
+            part.lane.enqueue(part, runs)
+        for source in blocks:  # of some, no address may want anything
+            self._acknowledge(whole, group, source.position)
+
+    def _runs(
+        self,
+        part: OutgoingSession,
+        group: int,
+        blocks: Sequence[SourceBlock],
+        layers: tuple[int, int],
+    ) -> list[OutgoingRun]:
+        if part.plan is not None:
+            nowhere = Run(0, 0)
+            pieces = [(b, piece) for b in blocks for piece in part.plan.pieces(group, b, *layers)]
+            return [
+                OutgoingRun(number, part, group, (source,), layers, nowhere, piece)
+                for number, (source, piece) in enumerate(pieces, self._num_runs + 1)
+            ]
+        place = self.layout.layer_run(group, *layers)
         size = max(1, min(self._max_run_blocks, self._max_run_bytes // place.num_bytes))
-        parts = [blocks[start : start + size] for start in range(0, len(blocks), size)]
-        runs = [
-            OutgoingRun(number, session, group, sources, layers, place)
-            for number, sources in enumerate(parts, self._num_runs + 1)
+        portions = [blocks[start : start + size] for start in range(0, len(blocks), size)]
+        return [
+            OutgoingRun(number, part, group, sources, layers, place)
+            for number, sources in enumerate(portions, self._num_runs + 1)
         ]
-        self._num_runs += len(runs)
-        session.num_unsettled_bytes += place.num_bytes * len(blocks)
-        session.lane.enqueue(session, runs)
 
     def payloads(self, run: OutgoingRun) -> list[memoryview]:
-        """The bytes of a run in the pool, block by block."""
-        size, num_bytes = self._layout.block_bytes, run.place.num_bytes
+        """The bytes of a run, block by block: in the pool, or taken out of it where D has them in other places."""
+        size = self._block_bytes
+        if run.piece is not None:
+            start = run.sources[0].block * size
+            return [self._taken_out(run, run.piece, self._pool[start : start + size])]
+        num_bytes = run.place.num_bytes
         starts = [source.block * size + run.place.offset_bytes for source in run.sources]
         return [self._pool[start : start + num_bytes] for start in starts]
 
-    def answered(self, key: SessionKey, answer: RunAnswer, refusal: str) -> None:
+    def _taken_out(self, run: OutgoingRun, piece: Piece, block: memoryview) -> memoryview:
+        assert run.session.plan is not None
+        data = memoryview(b"".join([block[start : start + n] for start, n in piece.source_runs]))
+        ours, wire, _ = run.session.plan.plan.formats[run.group]
+        return data if wire == ours else convert_slabs(data, piece.num_slots, ours, wire)
+
+    def answered(self, lane: Lane, key: SessionKey, answer: RunAnswer, refusal: str) -> None:
         """D has spoken about a run of a session; unknown runs are ignored.
 
         refusal: what to say when the answer is no.
         """
-        session = self._sessions.get(key)
-        run = session.unanswered.pop(answer.number, None) if session else None
-        if session is None or run is None:
+        part = lane.sessions.get(key)
+        run = part.unanswered.pop(answer.number, None) if part else None
+        if part is None or run is None:
             return
         if not answer.is_admitted:
-            self.fail(session, TransferError(refusal))
+            self.fail(part, TransferError(refusal))
             return
-        self._acknowledge(session, run)
+        self._settle_bytes(part.whole, run.num_bytes)
+        for source in run.sources:
+            part.whole.blocks[run.group, source.position].num_runs -= 1
+            self._acknowledge(part.whole, run.group, source.position)
 
     def fail(self, session: OutgoingSession, error: TransferError) -> None:
-        """Send nothing more of a session, and say so once."""
-        if session.is_failed:
+        """Send nothing more of a session, to no address, and say so once."""
+        whole = session.whole
+        if whole.is_failed:
             return
-        session.is_failed = True
-        self._settle(session)
-        self._post(SendFailed(*session.key, error))
+        whole.is_failed = True
+        self._settle(whole)
+        self._post(SendFailed(*whole.key, error))
 
     def fail_lane(self, lane: Lane, error: TransferError) -> None:
         """Fail every session of a destination that has something to send or to be answered."""
@@ -242,47 +359,50 @@ class Outbox:
 
     def close_session(self, key: SessionKey) -> None:
         """Drop a session. The caller has seen to it that no bytes of it are on their way."""
-        session = self._sessions.pop(key, None)
-        if session is None:
+        whole = self._sessions.pop(key, None)
+        if whole is None:
             return
-        self._settle(session)
-        del session.lane.sessions[key]
+        self._settle(whole)
+        for part in whole.parts:
+            del part.lane.sessions[key]
         self._post(SessionDrained(*key))
 
     def close(self) -> None:
         """Let go of the pool's memory; nothing is posted."""
         self._pool = memoryview(b"")
-        for session in self._sessions.values():
-            session.lane.drop(session)
+        for whole in self._sessions.values():
+            for part in whole.parts:
+                part.lane.drop(part)
         self._sessions.clear()
         self.lanes.clear()
 
-    def _settle(self, session: OutgoingSession) -> None:
-        session.lane.drop(session)
-        self.counters.blocks_outstanding -= session.num_unacknowledged_blocks
-        session.num_unacknowledged_blocks = 0
-        self._settle_bytes(session, session.num_unsettled_bytes)
+    def _settle(self, whole: _SentSession) -> None:
+        for part in whole.parts:
+            part.lane.drop(part)
+        self.counters.blocks_outstanding -= whole.num_unacknowledged_blocks
+        whole.num_unacknowledged_blocks = 0
+        self._settle_bytes(whole, whole.num_unsettled_bytes)
 
-    def _settle_bytes(self, session: OutgoingSession, num_bytes: int) -> None:
-        session.num_unsettled_bytes -= num_bytes
+    def _settle_bytes(self, whole: _SentSession, num_bytes: int) -> None:
+        whole.num_unsettled_bytes -= num_bytes
         self.counters.settled_bytes_total += num_bytes
 
-    def _note_block(self, session: OutgoingSession, group: int, position: int) -> None:
-        if (group, position) not in session.acknowledged_layers:
-            session.acknowledged_layers[group, position] = 0
-            session.num_unacknowledged_blocks += 1
+    def _note_block(self, whole: _SentSession, group: int, position: int) -> _SentBlock:
+        block = whole.blocks.get((group, position))
+        if block is None:
+            block = whole.blocks[group, position] = _SentBlock()
+            whole.num_unacknowledged_blocks += 1
             self.counters.blocks_outstanding += 1
+        return block
 
-    def _acknowledge(self, session: OutgoingSession, run: OutgoingRun) -> None:
-        whole = (1 << len(self._layout.groups[run.group].layers)) - 1
-        arrived = ((1 << run.num_layers) - 1) << run.first_layer
-        self._settle_bytes(session, run.num_bytes)
-        for source in run.sources:
-            place = (run.group, source.position)
-            before = session.acknowledged_layers[place]
-            after = session.acknowledged_layers[place] = before | arrived
-            if after == whole and before != whole:
-                session.num_unacknowledged_blocks -= 1
-                self.counters.blocks_outstanding -= 1
-                self.counters.blocks_acknowledged_total += 1
-                self._post(BlockAcknowledged(*session.key, *place))
+    def _acknowledge(self, whole: _SentSession, group: int, position: int) -> None:
+        """Say that D has all of a block, once, when it does."""
+        block = whole.blocks[group, position]
+        if block.num_runs or block.is_acknowledged:
+            return
+        if block.pushed_layers == self._all_layers[group]:
+            block.is_acknowledged = True
+            whole.num_unacknowledged_blocks -= 1
+            self.counters.blocks_outstanding -= 1
+            self.counters.blocks_acknowledged_total += 1
+            self._post(BlockAcknowledged(*whole.key, group, position))

@@ -39,6 +39,11 @@ class ShmSender(LinkSender):
         carrier = _ShmCarrier(memory, layout, is_checked=config.shm_checksums)
         super().__init__("shm", outbox, carrier, post, config)
 
+    @property
+    def carries_plans(self) -> bool:
+        """See `Sender.carries_plans`: what is copied is what lies in the pool."""
+        return False
+
     def reaches(self, address: str) -> bool:
         """See `Sender.reaches`: another host has no such path."""
         return os.path.exists(address)

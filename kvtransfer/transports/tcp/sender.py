@@ -22,14 +22,19 @@ MAX_RUN_BLOCKS = 32
 
 
 class TcpSender(LinkSender):
-    """`transports.base.Sender` over tcp. pool: all bytes, block after block."""
+    """`transports.base.Sender` over tcp. pool: all bytes of what this rank holds, block after block."""
 
     def __init__(
-        self, pool: memoryview, layout: KVLayout, post: PostEvent, config: TransferConfig
+        self,
+        pool: memoryview,
+        layout: KVLayout,
+        post: PostEvent,
+        config: TransferConfig,
+        rank: int = 0,
     ) -> None:
         bucket = TokenBucket(config.link_rate_bytes_s)
         outbox = Outbox(
-            pool, layout, post, TransferCounters(),
+            pool, layout, post, TransferCounters(), rank=rank,
             max_run_blocks=MAX_RUN_BLOCKS, max_run_bytes=bucket.slice_bytes,
         )  # fmt: skip
         super().__init__("tcp", outbox, _TcpCarrier(outbox), post, config)
