@@ -57,6 +57,7 @@ class EngineConfig:
         `auto` is one for each user, `none` leaves only tcp.
     shm_checksums: whether KV in shared memory is checked by CRC-32C, as it is over tcp.
     link_rate_bytes_s: limit of what this worker sends over data links, 0 for none (`--link-rate`).
+    transfer_window_bytes: what of a session may be on its way to D, unanswered (`--transfer-window`).
     session_lease_ms: how long P keeps a session that nobody renews.
     prefill_timeout_ms: how long D waits for a sign of life of one prefill attempt before it gives the attempt up.
     arriving_share: share of the pool that sequences not yet decoding may hold on a decode worker.
@@ -87,6 +88,7 @@ class EngineConfig:
     ipc_dir: str = "auto"
     shm_checksums: bool = False
     link_rate_bytes_s: float = 0.0
+    transfer_window_bytes: int = 64 << 20
     session_lease_ms: int = 30_000
     prefill_timeout_ms: int = 30_000
     arriving_share: float = 0.5
@@ -117,6 +119,7 @@ class EngineConfig:
         if not self.ipc_dir:
             raise ConfigError("--ipc-dir: '' must be `auto`, `none` or a directory")
         _check_least("link-rate", self.link_rate_bytes_s, 0)
+        _check_least("transfer-window", self.transfer_window_bytes, 1)
         _check_least("session-lease-ms", self.session_lease_ms, 1)
         _check_least("prefill-timeout-ms", self.prefill_timeout_ms, 1)
         _check_least("layers-per-range", self.layers_per_range, 0)

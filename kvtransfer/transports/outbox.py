@@ -13,10 +13,7 @@ here but `pushed_bytes` belongs to one mover thread.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-
-from crc32c import crc32c
 
 from core.errors import TransferError
 from core.kv_layout import KVLayout, Run
@@ -25,120 +22,14 @@ from kvtransfer.counters import TransferCounters
 from kvtransfer.events import BlockAcknowledged, PostEvent, SendFailed, SessionDrained
 from kvtransfer.plan import Piece
 from kvtransfer.session import OutgoingPlan, SendSession, SessionKey, SourceBlock
-from kvtransfer.transports.runs import RunAnswer, RunHeader
-
-
-class OutgoingRun:
-    """One run on its way out: its name, and the layers of some blocks that it carries.
-
-    place: where in each block it lies. Where D has it elsewhere, `piece` says what it is there, and the block is one.
-    """
-
-    __slots__ = (
-        "first_layer", "group", "num_bytes", "num_layers", "number", "piece", "place", "session", "sources",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        number: int,
-        session: OutgoingSession,
-        group: int,
-        sources: Sequence[SourceBlock],
-        layers: tuple[int, int],
-        place: Run,
-        piece: Piece | None = None,
-    ) -> None:
-        self.number = number
-        self.session = session
-        self.group = group
-        self.sources = sources
-        self.first_layer, self.num_layers = layers
-        self.place = place
-        self.piece = piece
-        self.num_bytes = place.num_bytes * len(sources)  # on the wire
-        if piece is not None:
-            assert session.plan is not None
-            self.num_bytes = piece.num_bytes(session.plan.plan.formats[group].wire)
-
-    def header(self, payload: memoryview) -> RunHeader:
-        """What announces a run of one block. Reads the payload for its checksum."""
-        (source,) = self.sources
-        if self.piece is not None:
-            assert self.session.plan is not None
-            return RunHeader(
-                *self.session.key,
-                self.session.plan.pair.source_rank,
-                *self.piece.cells[:5],
-                len(payload),
-                crc32c(payload),
-                self.number,
-                self.piece.cells.first_slot,
-            )
-        return RunHeader(
-            *self.session.key,
-            0,  # rank
-            self.group,
-            source.position,
-            self.first_layer,
-            self.num_layers,
-            source.valid_slots,
-            len(payload),
-            crc32c(payload),
-            self.number,
-        )
-
-
-class _SentBlock:
-    """How much of one block is pushed, and how many of its runs D does not yet have."""
-
-    __slots__ = ("is_acknowledged", "num_runs", "pushed_layers")
-
-    def __init__(self) -> None:
-        self.pushed_layers = 0  # a bit set
-        self.num_runs = 0
-        self.is_acknowledged = False
-
-
-class _SentSession:
-    """What all of D's ranks together have of a session's blocks."""
-
-    __slots__ = (
-        "blocks",
-        "is_failed",
-        "key",
-        "num_unacknowledged_blocks",
-        "num_unsettled_bytes",
-        "parts",
-    )
-
-    def __init__(self, key: SessionKey) -> None:
-        self.key = key
-        self.parts: list[OutgoingSession] = []
-        self.blocks: dict[
-            tuple[int, int], _SentBlock
-        ] = {}  # (group, position) -> every block ever pushed
-        self.num_unacknowledged_blocks = 0
-        self.num_unsettled_bytes = 0
-        self.is_failed = False
-
-
-class OutgoingSession:
-    """One open session of a sender, as it goes to one address."""
-
-    __slots__ = ("lane", "plan", "queue", "secret", "unanswered", "whole")
-
-    def __init__(self, session: SendSession, lane: Lane, whole: _SentSession) -> None:
-        self.secret = session.secret
-        self.plan: OutgoingPlan | None = session.plan
-        self.lane = lane
-        self.whole = whole
-        self.queue: deque[OutgoingRun] = deque()
-        self.unanswered: dict[int, OutgoingRun] = {}
-
-    @property
-    def key(self) -> SessionKey:
-        """The session's name."""
-        return self.whole.key
+from kvtransfer.transports.outgoing import (
+    Lane,
+    OutgoingRun,
+    OutgoingSession,
+    SentBlock,
+    SentSession,
+)
+from kvtransfer.transports.runs import RunAnswer
 
 
 def pushed_bytes(
@@ -158,58 +49,6 @@ def pushed_bytes(
     return num_bytes
 
 
-class Lane:
-    """The sessions that send to one address; those with queued runs stand in a ring."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.sessions: dict[SessionKey, OutgoingSession] = {}
-        self.ring: deque[OutgoingSession] = deque()
-
-    def enqueue(self, session: OutgoingSession, runs: Sequence[OutgoingRun]) -> None:
-        """Add runs to the end of a session's queue."""
-        if runs and not session.queue:
-            self.ring.append(session)
-        session.queue.extend(runs)
-
-    def has_runs(self) -> bool:
-        """Whether something waits to be sent."""
-        return bool(self.ring)
-
-    def needs_link(self) -> bool:
-        """Whether something waits to be sent or answered."""
-        return bool(self.ring) or any(s.unanswered for s in self.sessions.values())
-
-    def next_session(self) -> OutgoingSession:
-        """Whose turn it is; only when `has_runs`."""
-        return self.ring[0]
-
-    def take(self) -> OutgoingRun:
-        """The next run, which is unanswered from now on; only when `has_runs`."""
-        session = self.ring.popleft()
-        run = session.queue.popleft()
-        if session.queue:
-            self.ring.append(session)
-        session.unanswered[run.number] = run
-        return run
-
-    def requeue(self) -> None:
-        """The connection is lost: everything unanswered is to be sent again, oldest first."""
-        for session in self.sessions.values():
-            runs = list(session.unanswered.values())
-            session.unanswered.clear()
-            if runs and not session.queue:
-                self.ring.append(session)
-            session.queue.extendleft(reversed(runs))
-
-    def drop(self, session: OutgoingSession) -> None:
-        """Send nothing more of a session, and expect no answer."""
-        if session.queue:
-            self.ring.remove(session)
-        session.queue.clear()
-        session.unanswered.clear()
-
-
 class Outbox:
     """All open sessions of a sender, by destination."""
 
@@ -220,17 +59,20 @@ class Outbox:
         post: PostEvent,
         counters: TransferCounters,
         *,
+        window_bytes: int,
         rank: int = 0,
         max_run_blocks: int = 1,
         max_run_bytes: int = 0,
     ) -> None:
         """pool: all bytes of what this rank holds, block after block.
 
+        window_bytes: what of a session may be unanswered at one address before it has no turn there.
         max_run_blocks, max_run_bytes: how much one run may carry, beyond one block.
         """
         self.lanes: dict[str, Lane] = {}
         self.counters = counters
         self.layout = layout
+        self._window_bytes = window_bytes
         self._max_run_blocks, self._max_run_bytes = max_run_blocks, max_run_bytes
         self._pool = pool
         self._block_bytes = layout.rank_block_bytes(rank)
@@ -239,14 +81,16 @@ class Outbox:
             for group in range(len(layout.groups))
         ]
         self._post = post
-        self._sessions: dict[SessionKey, _SentSession] = {}
+        self._sessions: dict[SessionKey, SentSession] = {}
         self._num_runs = 0
 
     def open(self, session: SendSession) -> Lane:
         """Begin a session, or let it go to one address more; the lane that it joins."""
-        lane = self.lanes.setdefault(session.address, Lane(session.address))
+        lane = self.lanes.get(session.address)
+        if lane is None:
+            lane = self.lanes[session.address] = Lane(session.address, self._window_bytes)
         assert session.key not in lane.sessions, f"session {session.key} is open there already"
-        whole = self._sessions.setdefault(session.key, _SentSession(session.key))
+        whole = self._sessions.setdefault(session.key, SentSession(session.key))
         opened = lane.sessions[session.key] = OutgoingSession(session, lane, whole)
         whole.parts.append(opened)
         return lane
@@ -331,7 +175,7 @@ class Outbox:
         refusal: what to say when the answer is no.
         """
         part = lane.sessions.get(key)
-        run = part.unanswered.pop(answer.number, None) if part else None
+        run = lane.answered(part, answer.number) if part else None
         if part is None or run is None:
             return
         if not answer.is_admitted:
@@ -376,26 +220,26 @@ class Outbox:
         self._sessions.clear()
         self.lanes.clear()
 
-    def _settle(self, whole: _SentSession) -> None:
+    def _settle(self, whole: SentSession) -> None:
         for part in whole.parts:
             part.lane.drop(part)
         self.counters.blocks_outstanding -= whole.num_unacknowledged_blocks
         whole.num_unacknowledged_blocks = 0
         self._settle_bytes(whole, whole.num_unsettled_bytes)
 
-    def _settle_bytes(self, whole: _SentSession, num_bytes: int) -> None:
+    def _settle_bytes(self, whole: SentSession, num_bytes: int) -> None:
         whole.num_unsettled_bytes -= num_bytes
         self.counters.settled_bytes_total += num_bytes
 
-    def _note_block(self, whole: _SentSession, group: int, position: int) -> _SentBlock:
+    def _note_block(self, whole: SentSession, group: int, position: int) -> SentBlock:
         block = whole.blocks.get((group, position))
         if block is None:
-            block = whole.blocks[group, position] = _SentBlock()
+            block = whole.blocks[group, position] = SentBlock()
             whole.num_unacknowledged_blocks += 1
             self.counters.blocks_outstanding += 1
         return block
 
-    def _acknowledge(self, whole: _SentSession, group: int, position: int) -> None:
+    def _acknowledge(self, whole: SentSession, group: int, position: int) -> None:
         """Say that D has all of a block, once, when it does."""
         block = whole.blocks[group, position]
         if block.num_runs or block.is_acknowledged:

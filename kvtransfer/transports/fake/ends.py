@@ -21,7 +21,8 @@ from kvtransfer.session import (
 )
 from kvtransfer.transports.fake.packets import AnswerPacket, OpenPacket, RunPacket
 from kvtransfer.transports.intake import Intake
-from kvtransfer.transports.outbox import Lane, Outbox, pushed_bytes
+from kvtransfer.transports.outbox import Outbox, pushed_bytes
+from kvtransfer.transports.outgoing import Lane
 from kvtransfer.transports.runs import RunAnswer
 
 if TYPE_CHECKING:
@@ -96,7 +97,9 @@ class FakeSender:
         self._counters = TransferCounters()
         self._num_failures: dict[str, int] = {}
         self._open_plans: dict[SessionKey, dict[str, OutgoingPlan | None]] = {}  # by address
-        self.outbox = Outbox(pool, layout, post, self._counters, rank=rank)
+        self.outbox = Outbox(
+            pool, layout, post, self._counters, window_bytes=config.window_bytes, rank=rank
+        )
         network.senders.append(self)
 
     @property

@@ -22,7 +22,8 @@ from kvtransfer.config import TransferConfig
 from kvtransfer.session import SessionKey
 from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.wire import Answer, FrameKind
-from kvtransfer.transports.outbox import Lane, Outbox, OutgoingRun, OutgoingSession
+from kvtransfer.transports.outbox import Outbox
+from kvtransfer.transports.outgoing import Lane, OutgoingRun, OutgoingSession
 from kvtransfer.transports.runs import RunAnswer
 
 _ANSWER_BUFFER_BYTES = wire.ANSWER_BYTES * 2048

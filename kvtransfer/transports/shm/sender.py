@@ -17,7 +17,8 @@ from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.sender import LinkSender
 from kvtransfer.transports.links.token_bucket import TokenBucket
 from kvtransfer.transports.links.wire import Announcement
-from kvtransfer.transports.outbox import Outbox, OutgoingRun
+from kvtransfer.transports.outbox import Outbox
+from kvtransfer.transports.outgoing import OutgoingRun
 from kvtransfer.transports.shm import sockets
 
 MAX_RUN_BYTES = 4 << 20
@@ -33,7 +34,7 @@ class ShmSender(LinkSender):
         bucket = TokenBucket(config.link_rate_bytes_s)
         max_bytes = bucket.slice_bytes if bucket.is_limited else MAX_RUN_BYTES
         outbox = Outbox(
-            memory.buffer, layout, post, TransferCounters(),
+            memory.buffer, layout, post, TransferCounters(), window_bytes=config.window_bytes,
             max_run_blocks=wire.MAX_ENTRIES, max_run_bytes=max_bytes,
         )  # fmt: skip
         carrier = _ShmCarrier(memory, layout, is_checked=config.shm_checksums)

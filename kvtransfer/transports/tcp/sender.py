@@ -14,7 +14,8 @@ from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.sender import LinkSender
 from kvtransfer.transports.links.token_bucket import TokenBucket
 from kvtransfer.transports.links.wire import Announcement
-from kvtransfer.transports.outbox import Outbox, OutgoingRun
+from kvtransfer.transports.outbox import Outbox
+from kvtransfer.transports.outgoing import OutgoingRun
 from kvtransfer.transports.tcp import sockets
 
 MAX_RUN_BLOCKS = 32
@@ -34,7 +35,8 @@ class TcpSender(LinkSender):
     ) -> None:
         bucket = TokenBucket(config.link_rate_bytes_s)
         outbox = Outbox(
-            pool, layout, post, TransferCounters(), rank=rank,
+            pool, layout, post, TransferCounters(),
+            window_bytes=config.window_bytes, rank=rank,
             max_run_blocks=MAX_RUN_BLOCKS, max_run_bytes=bucket.slice_bytes,
         )  # fmt: skip
         super().__init__("tcp", outbox, _TcpCarrier(outbox), post, config)
