@@ -37,6 +37,7 @@ from core.blocks import BlockLife
 from core.errors import ChecksumMismatch, LayoutMismatch, TransferError
 from core.ids import BlockId, SessionId
 from core.kv_layout import KVLayout
+from kernels.host_memory import HostMemory
 from kvtransfer.counters import TransferCounters
 from kvtransfer.events import PostEvent, ReceiveFailed, RunAdmitted, SessionComplete, WriterLeft
 from kvtransfer.session import ReceiveSession, SessionKey
@@ -75,6 +76,7 @@ class Intake:
         self.block_bytes = layout.rank_block_bytes(rank)
         self.life = life
         self.pool = pool
+        self.memory = HostMemory(pool)
         self.counters = TransferCounters()
         self._scratch = threading.local()  # two movers would spoil each other's checksums
         self._layout = layout
@@ -110,6 +112,7 @@ class Intake:
     def close(self) -> None:
         """Let go of the pool's memory. No mover may be under way any more."""
         self.pool = memoryview(b"")
+        self.memory = HostMemory(self.pool)
 
     def fail_all(self, error: TransferError) -> None:
         """Fail every expected session."""

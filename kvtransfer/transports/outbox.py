@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from core.errors import TransferError
 from core.kv_layout import KVLayout, Run
+from kernels.host_memory import HostMemory, checksum_runs
 from kvtransfer.codec import convert_slabs
 from kvtransfer.counters import TransferCounters
 from kvtransfer.events import BlockAcknowledged, PostEvent, SendFailed, SessionDrained
@@ -75,6 +76,7 @@ class Outbox:
         self._window_bytes = window_bytes
         self._max_run_blocks, self._max_run_bytes = max_run_blocks, max_run_bytes
         self._pool = pool
+        self._memory = HostMemory(pool)
         self._block_bytes = layout.rank_block_bytes(rank)
         self._all_layers = [
             (1 << len(layout.rank_share(group, rank).layers)) - 1
@@ -160,8 +162,15 @@ class Outbox:
             start = run.sources[0].block * size
             return [self._taken_out(run, run.piece, self._pool[start : start + size])]
         num_bytes = run.place.num_bytes
-        starts = [source.block * size + run.place.offset_bytes for source in run.sources]
-        return [self._pool[start : start + num_bytes] for start in starts]
+        return [self._pool[start : start + num_bytes] for start in self._starts(run)]
+
+    def checksums(self, run: OutgoingRun) -> list[int]:
+        """The CRC-32C of each block's bytes of a run that keeps its place."""
+        return checksum_runs(self._memory, self._starts(run), run.place.num_bytes)
+
+    def _starts(self, run: OutgoingRun) -> list[int]:
+        size, offset_bytes = self._block_bytes, run.place.offset_bytes
+        return [source.block * size + offset_bytes for source in run.sources]
 
     def _taken_out(self, run: OutgoingRun, piece: Piece, block: memoryview) -> memoryview:
         assert run.session.plan is not None
@@ -214,6 +223,7 @@ class Outbox:
     def close(self) -> None:
         """Let go of the pool's memory; nothing is posted."""
         self._pool = memoryview(b"")
+        self._memory = HostMemory(self._pool)
         for whole in self._sessions.values():
             for part in whole.parts:
                 part.lane.drop(part)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import socket
 
-from crc32c import crc32c
-
-from core.ids import BlockId
 from core.kv_layout import KVLayout
 from kvtransfer.config import TransferConfig
 from kvtransfer.counters import TransferCounters
@@ -37,7 +34,7 @@ class ShmSender(LinkSender):
             memory.buffer, layout, post, TransferCounters(), window_bytes=config.window_bytes,
             max_run_blocks=wire.MAX_ENTRIES, max_run_bytes=max_bytes,
         )  # fmt: skip
-        carrier = _ShmCarrier(memory, layout, is_checked=config.shm_checksums)
+        carrier = _ShmCarrier(memory, outbox, is_checked=config.shm_checksums)
         super().__init__("shm", outbox, carrier, post, config)
 
     @property
@@ -53,9 +50,9 @@ class ShmSender(LinkSender):
 class _ShmCarrier:
     """See OutboundCarrier: the pool's descriptor goes with the first bytes, then announcements."""
 
-    def __init__(self, memory: PoolMemory, layout: KVLayout, *, is_checked: bool) -> None:
+    def __init__(self, memory: PoolMemory, outbox: Outbox, *, is_checked: bool) -> None:
         self._memory = memory
-        self._block_bytes = layout.block_bytes
+        self._outbox = outbox
         self._is_checked = is_checked
 
     def connect(self, address: str) -> socket.socket:
@@ -74,21 +71,13 @@ class _ShmCarrier:
             len(run.sources), run.place.offset_bytes, run.place.num_bytes, run.number,
         )  # fmt: skip
         generations = self._memory.generations
-        checksum = self._checksum if self._is_checked else _no_checksum
+        checksums = self._outbox.checksums(run) if self._is_checked else [0] * len(run.sources)
         entries = [
-            (position, valid_slots, block, checksum(run, block), generations[block])
-            for position, block, valid_slots in run.sources
+            (position, valid_slots, block, checksum, generations[block])
+            for (position, block, valid_slots), checksum in zip(run.sources, checksums, strict=True)
         ]
         return [memoryview(wire.pack_runs(announcement, entries))]
 
     def bytes_beside(self, run: OutgoingRun) -> int:
         """See OutboundCarrier.bytes_beside."""
         return run.num_bytes
-
-    def _checksum(self, run: OutgoingRun, block: BlockId) -> int:
-        start = block * self._block_bytes + run.place.offset_bytes
-        return crc32c(self._memory.buffer[start : start + run.place.num_bytes])
-
-
-def _no_checksum(_run: OutgoingRun, _block: BlockId) -> int:
-    return 0

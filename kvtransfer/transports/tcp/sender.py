@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 
-from crc32c import crc32c
-
 from core.kv_layout import KVLayout
 from kvtransfer.config import TransferConfig
 from kvtransfer.counters import TransferCounters
@@ -66,9 +64,10 @@ class _TcpCarrier:
             True, attempt, session, 0, run.group, run.first_layer, run.num_layers,
             len(payloads), run.place.offset_bytes, run.place.num_bytes, run.number,
         )  # fmt: skip
+        checksums = self._outbox.checksums(run)
         entries = [
-            (position, valid_slots, block, crc32c(payload), 0)
-            for (position, block, valid_slots), payload in zip(run.sources, payloads, strict=True)
+            (position, valid_slots, block, checksum, 0)
+            for (position, block, valid_slots), checksum in zip(run.sources, checksums, strict=True)
         ]
         return [memoryview(wire.pack_runs(announcement, entries)), *payloads]
 
