@@ -7,6 +7,7 @@ so where the new format holds every number of the old one, nothing is lost. Runs
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from core.kv_layout import SlotFormat
@@ -48,7 +49,8 @@ def _parts(
     return values, scales.reshape(-1, 2, num_slots)
 
 
-def _as_bytes(tensor: torch.Tensor) -> np.ndarray:
+def _as_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
     """`[slabs, ...]` as bytes `[slabs, bytes of one]`."""
     flat = tensor.reshape(tensor.shape[0], -1).contiguous()
-    return flat.view(torch.uint8).numpy()
+    rows: npt.NDArray[np.uint8] = flat.view(torch.uint8).numpy()
+    return rows

@@ -13,7 +13,6 @@ from kvtransfer.transports.fake.packets import Fault
 from tests.kvtransfer.rank_pools import PlannedPair, make_layout, planned_pair
 
 RANKS = {"tensor_ranks": 2}
-EDGE = "TP ranks disagree"
 
 
 class Joined:
@@ -45,7 +44,7 @@ class Joined:
         return next(position for position in range(1000) if position not in whole)
 
 
-@pytest.mark.failure_edge(EDGE)
+@pytest.mark.failure_edge("TP ranks disagree")
 def test_the_worker_has_the_shorter_of_two_prefixes_and_is_not_complete() -> None:
     """One rank of P has brought its half of everything, the other of the first blocks only."""
     with planned_pair("fake", make_layout(**RANKS), make_layout(**RANKS), 20) as pair:
@@ -75,7 +74,7 @@ def test_the_worker_has_the_shorter_of_two_prefixes_and_is_not_complete() -> Non
         assert not joined.join._sessions
 
 
-@pytest.mark.failure_edge(EDGE)
+@pytest.mark.failure_edge("TP ranks disagree")
 def test_one_rank_that_fails_fails_the_worker_once_and_the_next_attempt_is_right() -> None:
     with planned_pair("fake", make_layout(6, **RANKS), make_layout(4, **RANKS), 22) as pair:
         assert pair.network is not None

@@ -68,7 +68,7 @@ async def test_a_worker_lost_before_the_first_token_is_replaced_unseen(stream):
 @pytest.mark.parametrize("num_choices", [1, 2])
 async def test_an_answer_whose_worker_dies_midway_goes_on_with_another(stream, num_choices):
     """The other worker is given what the client has: no token comes twice, none is missing, usage counts each once."""
-    body = {"max_tokens": 50, "n": num_choices, "logprobs": 1}
+    body = {"max_tokens": 50, "n": num_choices, "logprobs": 1, "temperature": 1}
     async with running_worker(say(TEXT), "w2") as w2:
         w1 = FakeWorker(say(TEXT, delay_s=0.03), "w1")
         await w1.start()
@@ -126,7 +126,8 @@ async def test_a_choice_that_a_stop_string_ended_stays_ended():
         w1 = FakeWorker(script, "w1")
         await w1.start()
         async with http_gateway(w1, w2) as gateway:
-            body = COMPLETION | {"max_tokens": 50, "n": 2, "stop": ["three"]}
+            wish = {"max_tokens": 50, "n": 2, "temperature": 1, "stop": ["three"]}
+            body = COMPLETION | wish
             reading = await open_stream(gateway, body)
             await asyncio.sleep(0.05)
             await w1.stop()
