@@ -29,7 +29,7 @@ from tests.support.oracle import demo_model_path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
-NUM_PROMPTS, NUM_PROMPT_TOKENS, NUM_TOKENS = 24, 200, 64
+NUM_PROMPTS, NUM_PROMPT_TOKENS, NUM_TOKENS = 28, 200, 64
 LEASE_MS, SILENCE_MS, PREFILL_TIMEOUT_MS = 1000, 1000, 2000
 ROLES = {"p": "prefill", "d1": "decode", "d2": "decode"}
 ENGINE = {"num_blocks": 200, "max_model_len": 512, "max_num_batched_tokens": 128}
@@ -335,6 +335,7 @@ async def test_decode_gone_while_it_decodes(scene: Scene, is_asked: bool) -> Non
             family = family_of(owner)
             assert owner.process is not None
             owner.process.terminate()
+            await asyncio.to_thread(owner.process.wait, 15)
             await asyncio.to_thread(wait_gone, family)
             owner.start()
         else:
