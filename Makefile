@@ -18,7 +18,7 @@ PYTHON ?= $(or $(shell for p in $(candidates); do if $(is_new); then echo $$p; b
 # One thread a process and no spinning: tests start several workers on few cores. Nothing is fetched at run time.
 # Cluster tests know what the host's kernels answer.
 TEST_ENV := BATON_DEVICE=cpu OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
-BENCH_ENV := BATON_DEVICE=cpu OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+BENCH_ENV := BATON_DEVICE=cpu TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 PYTEST := $(TEST_ENV) $(VENV)/bin/python -m pytest -q
 PROTO := proto/services/rpc/v1/baton.proto
 # A benchmark is benchmarks/NAME/__main__.py, or benchmarks/NAME.py with a main block.

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import NamedTuple
 
 from core.errors import ConfigError
@@ -29,6 +29,8 @@ from core.errors import ConfigError
 PLAIN = "plain"
 TOKEN_HEAD_SCALED = "token_head_scaled"
 SCALE_BYTES = 4  # float32
+MAX_RANKS = 1024
+"""Most ranks of a worker."""
 
 
 class KVDtype(NamedTuple):
@@ -51,36 +53,6 @@ KV_DTYPES = {
 
 KV_DTYPE_ALIASES = {"fp8": "fp8_e4m3"}
 """Other names users know -> the name in KV_DTYPES, which is the only one that layouts and hashes see."""
-
-
-_HELD_EXACTLY = {
-    "float32": (
-        "bfloat16", "float16", "fp8_e4m3", "fp8_e5m2", "int8_per_token_head", "fp8_per_token_head",
-    ),
-    "bfloat16": ("fp8_e4m3", "fp8_e5m2"),
-    "float16": ("fp8_e4m3", "fp8_e5m2"),
-}  # fmt: skip
-"""KV dtype -> the others whose every number it holds. A scaled format's number is element times scale in float32."""
-
-
-class Conversion(IntEnum):
-    """How far a plan may change KV on its way; each level allows what those before it do.
-
-    NONE: layouts are equal, and bytes keep their place inside the block.
-    EXACT: block sizes and ranks may differ, and KV dtypes where the new one holds every number of the old.
-    LOSSY: KV dtypes may differ as they like. The receiver's choice, since it reads what is left.
-    """
-
-    NONE = 0
-    EXACT = 1
-    LOSSY = 2
-
-
-SERVED = Conversion.NONE
-"""What the running system carries, in the one place that says so: transports know no places but equal ones yet.
-
-Routing asks `can_convert` and engines `kvtransfer.plan.build_plan`; both stop here unless told otherwise.
-"""
 
 
 class GroupKind(StrEnum):
@@ -244,6 +216,8 @@ class KVLayout:
     order: nesting inside a block; `layer_head_slab` is the only order today.
     tensor_ranks: ranks that share the model's KV heads; beyond one a head, several ranks hold the same head.
     pipeline_ranks: stages that share the model's layers.
+    wire_dtype: the KV dtype in which this worker takes in what others computed, whatever they hold it in. None: as it
+        holds it itself, bit for bit, and so only from workers that hold it likewise.
     """
 
     block_size: int
@@ -251,6 +225,7 @@ class KVLayout:
     order: str = "layer_head_slab"
     tensor_ranks: int = 1
     pipeline_ranks: int = 1
+    wire_dtype: str | None = None
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -262,6 +237,12 @@ class KVLayout:
         for name in ("tensor_ranks", "pipeline_ranks"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} must be at least 1")
+        if self.num_ranks > MAX_RANKS:
+            raise ConfigError(
+                f"tensor_ranks * pipeline_ranks: {self.num_ranks} must be at most {MAX_RANKS}"
+            )
+        if self.wire_dtype is not None:
+            _kv_dtype(self.wire_dtype)
 
     @property
     def block_bytes(self) -> int:
@@ -272,6 +253,11 @@ class KVLayout:
     def num_ranks(self) -> int:
         """Ranks of the worker."""
         return self.tensor_ranks * self.pipeline_ranks
+
+    def wire_slot(self, group: int) -> SlotFormat:
+        """How slots of a group are sent to this worker."""
+        slot = self.groups[group].slot
+        return slot if self.wire_dtype is None else SlotFormat.of(self.wire_dtype, slot.head_dim)
 
     def head_copies(self, group: int) -> int:
         """How many tensor ranks hold the same head of a group."""
@@ -339,28 +325,15 @@ class KVLayout:
         return stage * least + min(max(0, stage - num_plain), num_left)
 
 
-def is_exact(source_dtype: str, destination_dtype: str) -> bool:
-    """Whether a conversion between two KV dtypes keeps every number, so that it loses no bits."""
-    return source_dtype in (destination_dtype, *_HELD_EXACTLY.get(destination_dtype, ()))
-
-
-def conversion_obstacles(
-    source: KVLayout, destination: KVLayout, allowed: Conversion = SERVED
-) -> list[str]:
+def conversion_obstacles(source: KVLayout, destination: KVLayout) -> list[str]:
     """Why no transfer plan leads from source to destination; empty when one does. Each names both values."""
     checks: dict[str, tuple[object, object]] = {"order": (source.order, destination.order)}
-    if allowed is Conversion.NONE:
-        checks |= {
-            "block size": (source.block_size, destination.block_size),
-            "groups": (source.groups, destination.groups),
-            "tensor ranks": (source.tensor_ranks, destination.tensor_ranks),
-            "pipeline ranks": (source.pipeline_ranks, destination.pipeline_ranks),
-        }
-    elif len(source.groups) != len(destination.groups):
+    if len(source.groups) != len(destination.groups):
         checks["number of groups"] = (len(source.groups), len(destination.groups))
     else:
+        takes_any_dtype = destination.wire_dtype is not None
         for index, pair in enumerate(zip(source.groups, destination.groups, strict=True)):
-            checks |= _group_checks(index, *pair, allowed)
+            checks |= _group_checks(index, *pair, takes_any_dtype=takes_any_dtype)
     obstacles = [
         f"{name}: source {a}, destination {b}" for name, (a, b) in checks.items() if a != b
     ]
@@ -368,17 +341,16 @@ def conversion_obstacles(
 
 
 def _group_checks(
-    index: int, source: KVGroup, destination: KVGroup, allowed: Conversion
+    index: int, source: KVGroup, destination: KVGroup, *, takes_any_dtype: bool
 ) -> dict[str, tuple[object, object]]:
-    """What two groups must have in common for a plan at this level, by name."""
+    """What two groups must have in common for a plan, by name."""
     checks: dict[str, tuple[object, object]] = {
         name: (getattr(source, name), getattr(destination, name))
         for name in ("kind", "layers", "num_kv_heads", "window")
     }
     checks["head_dim"] = (source.slot.head_dim, destination.slot.head_dim)
-    dtypes = source.slot.dtype, destination.slot.dtype
-    if allowed is not Conversion.LOSSY and not is_exact(*dtypes):
-        checks["KV dtype (would lose bits)"] = dtypes
+    if not takes_any_dtype:
+        checks["KV dtype (wire dtype: raw)"] = (source.slot.dtype, destination.slot.dtype)
     return {f"group {index} {name}": values for name, values in checks.items()}
 
 
@@ -393,6 +365,6 @@ def _undivided_heads(source: KVLayout, destination: KVLayout) -> list[str]:
     ]
 
 
-def can_convert(source: KVLayout, destination: KVLayout, allowed: Conversion = SERVED) -> bool:
+def can_convert(source: KVLayout, destination: KVLayout) -> bool:
     """Whether a transfer plan exists from source to destination (kvtransfer builds it; a test holds both equal)."""
-    return not conversion_obstacles(source, destination, allowed)
+    return not conversion_obstacles(source, destination)

@@ -53,7 +53,9 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
     model = load_model(source, config.dtype, _weight_format(config, kernels), device)
     config = _with_kv_dtype(config, model, kernels)
     max_model_len = _max_model_len(config, model)
-    layout = KVLayout(config.block_size, model.config.kv_groups(config.kv_dtype))
+    layout = KVLayout(
+        config.block_size, model.config.kv_groups(config.kv_dtype), wire_dtype=config.wire_dtype
+    )
     num_blocks = _num_blocks(config, layout, max_model_len)
     send(EngineProgress(f"allocating {num_blocks} blocks of {layout.block_bytes} bytes"))
     storage = _allocate(layout, num_blocks, device)
@@ -87,7 +89,9 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
             hash_root=root,
             num_blocks=pool.num_usable,
             max_model_len=max_model_len,
-            transports=[TransportOffer(kind, [address]) for kind, address in receivers.offers],
+            transports=[
+                TransportOffer(kind, list(addresses)) for kind, addresses in receivers.offers
+            ],
             bundle=model.bundle,
             rates=WorkerRates(prefill_tokens_per_s=rate),
             kernels=kernels.description,
@@ -117,7 +121,7 @@ def _hash_root(config: EngineConfig, identity: KVIdentity) -> HashRoot:
     return HashRoot.of(
         identity,
         algorithm=config.prefix_caching_hash_algo,
-        lossy_settings=(f"kv_dtype={config.kv_dtype}",),
+        lossy_settings=config.lossy_settings,
     )
 
 

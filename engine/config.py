@@ -18,6 +18,7 @@ KERNEL_BACKENDS = ("auto", "cpu", "reference", "triton")
 DEVICES = ("auto", "cpu", "cuda")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 KV_TRANSPORTS = ("nixl", "mooncake", "shm", "tcp")
+RAW = "raw"
 HOST_MIN_STEP_TOKENS, HOST_MAX_STEP_TOKENS = 64, 2048
 
 
@@ -36,6 +37,9 @@ class EngineConfig:
         the fastest that is there and right for `dtype`, and says which.
     kv_cache_dtype: how the pool holds KV; `auto` is float16 beside weights that host kernels keep in blocks, else the
         activations' type; fp8 and int8 ones are smaller and lossier.
+    kv_wire_dtype: how this worker takes in KV that others computed: `raw` bit for bit as it keeps it itself, and only
+        from workers that keep it likewise; a KV dtype makes whoever computed it send that, which may be smaller and
+        lossier.
     block_size: tokens in a block, a multiple of the hash block size.
     max_model_len: most tokens of prompt and answer together; 0 takes the model's own limit.
     max_num_seqs: most sequences in one step.
@@ -56,6 +60,7 @@ class EngineConfig:
         `auto` is one for each user, `none` leaves only tcp.
     shm_checksums: whether KV in shared memory is checked by CRC-32C, as it is over tcp.
     link_rate_bytes_s: limit of what this worker sends over data links, 0 for none (`--link-rate`).
+    transfer_window_bytes: what of a session may be on its way to D, unanswered (`--transfer-window`).
     session_lease_ms: how long P keeps a session that nobody renews.
     prefill_timeout_ms: how long D waits for a sign of life of one prefill attempt before it gives the attempt up.
     arriving_share: share of the pool that sequences not yet decoding may hold on a decode worker.
@@ -70,6 +75,7 @@ class EngineConfig:
     weight_format: str = "auto"
     kernel_backend: str = "auto"
     kv_cache_dtype: str = "auto"
+    kv_wire_dtype: str = "raw"
     block_size: int = 16
     max_model_len: int = 0
     max_num_seqs: int = 128
@@ -86,6 +92,7 @@ class EngineConfig:
     ipc_dir: str = "auto"
     shm_checksums: bool = False
     link_rate_bytes_s: float = 0.0
+    transfer_window_bytes: int = 64 << 20
     session_lease_ms: int = 30_000
     prefill_timeout_ms: int = 30_000
     arriving_share: float = 0.5
@@ -98,6 +105,8 @@ class EngineConfig:
         _check_choice("kernel-backend", self.kernel_backend, KERNEL_BACKENDS)
         kv_dtypes = ("auto", *KV_DTYPES, *KV_DTYPE_ALIASES)
         _check_choice("kv-cache-dtype", self.kv_cache_dtype, kv_dtypes)
+        wire_dtypes = (RAW, *KV_DTYPES, *KV_DTYPE_ALIASES)
+        _check_choice("kv-wire-dtype", self.kv_wire_dtype, wire_dtypes)
         _check_choice("scheduling-policy", self.scheduling_policy, SCHEDULING_POLICIES)
         if self.block_size < 1 or self.block_size % DEFAULT_HASH_BLOCK_SIZE:
             raise ConfigError(
@@ -121,6 +130,7 @@ class EngineConfig:
         if not self.ipc_dir:
             raise ConfigError("--ipc-dir: '' must be `auto`, `none` or a directory")
         _check_least("link-rate", self.link_rate_bytes_s, 0)
+        _check_least("transfer-window", self.transfer_window_bytes, 1)
         _check_least("session-lease-ms", self.session_lease_ms, 1)
         _check_least("prefill-timeout-ms", self.prefill_timeout_ms, 1)
         _check_least("layers-per-range", self.layers_per_range, 0)
@@ -138,6 +148,21 @@ class EngineConfig:
         if self.kv_cache_dtype == "auto":
             return self.dtype
         return KV_DTYPE_ALIASES.get(self.kv_cache_dtype, self.kv_cache_dtype)
+
+    @property
+    def wire_dtype(self) -> str | None:
+        """How KV is taken in, under its one name; None for raw."""
+        if self.kv_wire_dtype == RAW:
+            return None
+        return KV_DTYPE_ALIASES.get(self.kv_wire_dtype, self.kv_wire_dtype)
+
+    @property
+    def lossy_settings(self) -> list[str]:
+        """What makes this worker's KV other than the model's own: it shares hashes with those that do the same."""
+        settings = [f"kv_dtype={self.kv_dtype}"]
+        if self.wire_dtype is not None:
+            settings.append(f"wire_dtype={self.wire_dtype}")
+        return settings
 
 
 def _check_choice(flag: str, value: str, choices: tuple[str, ...]) -> None:

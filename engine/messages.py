@@ -123,11 +123,12 @@ class AbortRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class PrefillAnnounced(msgspec.Struct, frozen=True, tag=True):
-    """D: P holds blocks for the whole prompt. Answered with GrantPrefill or DeclinePrefill."""
+    """D: P holds blocks for the whole prompt, in its layout. Answered with GrantPrefill or DeclinePrefill."""
 
     session_id: SessionId
     attempt: int
     num_cached_tokens: int
+    layout: KVLayout
 
 
 class PrefillAnswered(msgspec.Struct, frozen=True, tag=True):

@@ -40,6 +40,7 @@ def make_movers(
     transfer = TransferConfig(
         data_host=config.data_host,
         link_rate_bytes_s=config.link_rate_bytes_s,
+        window_bytes=config.transfer_window_bytes,
         ipc_dir=ipc_folder(config.ipc_dir),
         shm_checksums=config.shm_checksums,
     )

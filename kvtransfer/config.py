@@ -20,6 +20,8 @@ class TransferConfig:
     shm_checksums: whether runs in shared memory bear a checksum, as those over tcp do.
     link_rate_bytes_s: limit of what this worker sends over all data links, 0 for none
         (`--link-rate`).
+    window_bytes: what of a session may be on its way to one address, unanswered, before it waits
+        (`--transfer-window`); a run more than that where one alone is larger.
     max_connect_failures: failures of a peer's connection in a row, without one answer between,
         before its sessions fail.
     connect_timeout_s: how long one attempt to connect and shake hands may take.
@@ -31,6 +33,7 @@ class TransferConfig:
     ipc_dir: str = ""
     shm_checksums: bool = False
     link_rate_bytes_s: float = 0.0
+    window_bytes: int = 64 << 20
     max_connect_failures: int = 4
     connect_timeout_s: float = 5.0
     reconnect_delay_s: float = 0.05
@@ -44,6 +47,7 @@ class TransferConfig:
                 f"name one of this machine's"
             )
         _check_least("link-rate", self.link_rate_bytes_s, 0)
+        _check_least("transfer-window", self.window_bytes, 1)
         _check_least("max_connect_failures", self.max_connect_failures, 1)
         _check_least("connect_timeout_s", self.connect_timeout_s, 0.001)
         _check_least("reconnect_delay_s", self.reconnect_delay_s, 0)

@@ -6,17 +6,16 @@ data and arithmetic over both layouts: it knows positions in a sequence, never b
     plan   = the rank pairs that share anything, each with its route in every group
     route  = the layers and heads that one source rank gives one destination rank
     piece  = what a route carries between one source block and one destination block: whole cells of the
-             destination's block, and the runs that fill them
-    run    = consecutive bytes of both blocks
+             destination's block, and the runs of either block that hold them
+    run    = consecutive bytes of a block
 
 What a transport does with a plan:
-- P, for each pair of its rank: convert first where `plan.conversions` names a conversion for the group, by
-  `kernels.ops.convert_kv` into staging blocks of `plan.wire` (the source's blocks, in the destination's KV dtype), so
-  that what is on the wire is what D keeps. Then send the runs of each of `plan.pieces`, in their order, as one
-  message that names the piece's cells.
+- P, for each pair of its rank: take the bytes of a piece's source runs one behind the other, convert them where the
+  wire has another format (`kvtransfer.codec`), and send them as one message that names the piece's cells.
 - D trusts no offset from outside: it knows both layouts from the handshake, has the same plan, and finds the runs of
-  the named cells by `plan.piece_of`. It writes them under the permit of the block at the cells' position, verifies
-  the message whole, and only then admits the cells: `coverage.admit(*piece.cells)`.
+  the named cells by `plan.piece_of`. It verifies the message whole, converts it where its own format is another, puts
+  it into the destination runs under the permit of the block at the cells' position, and only then admits the cells:
+  `coverage.admit(*piece.cells)`.
 - D's coverage for a rank is `Coverage(needed, plan.num_layers(rank), plan.num_shares(rank))`. The session is complete
   when the coverage of each rank is.
 """
@@ -24,12 +23,12 @@ What a transport does with a plan:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from core.errors import LayoutMismatch
-from core.kv_layout import SERVED, Conversion, KVLayout, conversion_obstacles
-from kvtransfer.routes import PlannedRun, RankPair, SlotMove, common, givers, rank_pairs
+from core.kv_layout import KVLayout, Run, SlotFormat, conversion_obstacles
+from kvtransfer.routes import RankPair, Route, SlotMove, common, givers, rank_pairs
 
 
 class Extent(NamedTuple):
@@ -67,19 +66,28 @@ class Piece(NamedTuple):
     """Cells of one destination block that come from one source block, K, V and scales alike.
 
     source_position: the source's block in the sequence.
-    runs: all that fills the cells, ascending on both sides.
+    num_slabs, num_slots: slabs (a head of a layer) that it is of, and slots of each.
+    source_runs, destination_runs: where it lies in either block, ascending.
     """
 
     source_position: int
     cells: Cells
-    runs: tuple[PlannedRun, ...]
+    num_slabs: int
+    num_slots: int
+    source_runs: tuple[Run, ...]
+    destination_runs: tuple[Run, ...]
+
+    def num_bytes(self, slot: SlotFormat) -> int:
+        """Bytes of the piece in a slot format."""
+        return self.num_slabs * self.num_slots * slot.slot_bytes
 
 
-class SlotConversion(NamedTuple):
-    """The KV dtypes between which the sender converts before anything of a group is sent."""
+class SlotFormats(NamedTuple):
+    """How a group's slots are kept by the sender, sent, and kept by the receiver."""
 
-    source_dtype: str
-    destination_dtype: str
+    source: SlotFormat
+    wire: SlotFormat
+    destination: SlotFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +95,23 @@ class TransferPlan:
     """How to carry KV of one layout into another. Made by `build_plan`.
 
     pairs: the rank pairs that share anything, ascending by destination rank, then source rank.
-    conversions: for each KV group the conversion that all its runs pass on the sender's side, None for none.
+    formats: for each KV group its formats on the way.
     """
 
     source: KVLayout
     destination: KVLayout
     pairs: tuple[RankPair, ...]
-    conversions: tuple[SlotConversion | None, ...]
+    formats: tuple[SlotFormats, ...]
 
     @property
     def is_identity(self) -> bool:
-        """Whether both layouts are equal, so that a run keeps its place inside the block."""
-        return self.source == self.destination
-
-    @property
-    def wire(self) -> KVLayout:
-        """The layout of the blocks that are sent: the source's, in the destination's KV dtypes."""
-        return _wire(self.source, self.destination)
+        """Whether a run keeps its bytes and its place inside the block, from the only rank to the only rank."""
+        ours, theirs = self.source, self.destination
+        return (
+            (ours.block_size, ours.groups) == (theirs.block_size, theirs.groups)
+            and ours.num_ranks == theirs.num_ranks == 1
+            and all(len(set(formats)) == 1 for formats in self.formats)
+        )
 
     def pair(self, source_rank: int, destination_rank: int) -> RankPair:
         """The pair of these ranks; LayoutMismatch when they share nothing."""
@@ -138,25 +146,34 @@ class TransferPlan:
         if not layers:
             return []
         # most blocks of a sequence lie to each other as others do
-        runs: dict[SlotMove, tuple[PlannedRun, ...]] = {}
+        places: dict[SlotMove, tuple[tuple[Run, ...], tuple[Run, ...]]] = {}
         pieces = []
-        for source_position, position, slots in self._moves(extent, num_tokens):
-            if slots not in runs:
-                runs[slots] = route.runs(layers, slots)
+        for source_position, position, move in self._moves(extent, num_tokens):
+            if move not in places:
+                places[move] = _places(route, layers, move)
+            end_slot = move.slot + move.num_slots
             cells = Cells(
                 group=extent.group,
                 position=position,
-                first_layer=layers.start - route.destination.layers.start,
+                first_layer=layers.start - route.destination.share.layers.start,
                 num_layers=len(layers),
-                end_slot=min(
-                    slots.slot + slots.num_slots,
-                    self.destination.valid_slots(position, num_tokens),
-                ),
-                first_slot=slots.slot,
-                share=route.share,
+                end_slot=min(end_slot, self.destination.valid_slots(position, num_tokens)),
+                first_slot=move.slot,
+                share=route.part,
             )
-            pieces.append(Piece(source_position, cells, runs[slots]))
+            num_slabs = len(layers) * len(route.heads)
+            pieces.append(Piece(source_position, cells, num_slabs, move.num_slots, *places[move]))
         return pieces
+
+    def num_bytes(self, pair: RankPair, extent: Extent, num_tokens: int) -> int:
+        """Bytes on the wire of all `pieces`."""
+        route = pair.routes[extent.group]
+        if route is None:
+            return 0
+        asked = range(extent.first_layer, extent.first_layer + extent.num_layers)
+        num_slots = max(0, self._end_token(extent, num_tokens) - extent.first_token)
+        num_slabs = len(common(route.layers, asked)) * len(route.heads)
+        return num_slabs * num_slots * self.formats[extent.group].wire.slot_bytes
 
     def piece_of(self, pair: RankPair, cells: Cells, num_tokens: int) -> Piece:
         """The piece that fills exactly these cells; LayoutMismatch when the pair has none. No field is trusted."""
@@ -165,7 +182,7 @@ class TransferPlan:
         is_in_block = cells.position >= 0 and 0 <= cells.first_slot < cells.end_slot <= size
         if is_in_block and 0 <= cells.group < len(pair.routes):
             route = pair.routes[cells.group]
-            first_place = route.destination.layers.start if route else 0
+            first_place = route.destination.share.layers.start if route else 0
             start = cells.position * size
             extent = Extent(
                 group=cells.group,
@@ -183,9 +200,7 @@ class TransferPlan:
     def _moves(self, extent: Extent, num_tokens: int) -> Iterator[tuple[int, int, SlotMove]]:
         """The tokens of an extent, cut where a block of either side ends: both positions, and the slots."""
         source_size, size = self.source.block_size, self.destination.block_size
-        token, end_token = extent.first_token, extent.end_token
-        if source_size == size and token < end_token == num_tokens:
-            end_token = self.source.num_blocks(num_tokens) * size
+        token, end_token = extent.first_token, self._end_token(extent, num_tokens)
         while token < end_token:
             source_position, source_slot = divmod(token, source_size)
             position, slot = divmod(token, size)
@@ -193,27 +208,32 @@ class TransferPlan:
             yield source_position, position, SlotMove(source_slot, slot, num_slots)
             token += num_slots
 
+    def _end_token(self, extent: Extent, num_tokens: int) -> int:
+        """Where what is carried of an extent ends: with equal block sizes the last block goes as a whole."""
+        size = self.source.block_size
+        is_last = extent.first_token < extent.end_token == num_tokens
+        if is_last and size == self.destination.block_size:
+            return self.source.num_blocks(num_tokens) * size
+        return extent.end_token
 
-def build_plan(
-    source: KVLayout, destination: KVLayout, allowed: Conversion = SERVED
-) -> TransferPlan:
-    """The plan from source to destination, or LayoutMismatch that names both sides' values.
 
-    allowed: how far it may change KV; LOSSY is for the receiver to choose.
-    """
-    obstacles = conversion_obstacles(source, destination, allowed)
+def build_plan(source: KVLayout, destination: KVLayout) -> TransferPlan:
+    """The plan from source to destination, or LayoutMismatch that names both sides' values."""
+    obstacles = conversion_obstacles(source, destination)
     if obstacles:
         raise LayoutMismatch(f"no transfer plan: {'; '.join(obstacles)}")
-    dtypes = [
-        SlotConversion(ours.slot.dtype, theirs.slot.dtype)
-        for ours, theirs in zip(source.groups, destination.groups, strict=True)
-    ]
-    conversions = tuple(
-        None if ours == theirs else SlotConversion(ours, theirs) for ours, theirs in dtypes
+    formats = tuple(
+        SlotFormats(ours.slot, destination.wire_slot(index), theirs.slot)
+        for index, (ours, theirs) in enumerate(zip(source.groups, destination.groups, strict=True))
     )
-    return TransferPlan(source, destination, rank_pairs(source, destination), conversions)
+    return TransferPlan(source, destination, rank_pairs(source, destination), formats)
 
 
-def _wire(source: KVLayout, destination: KVLayout) -> KVLayout:
-    groups = zip(source.groups, destination.groups, strict=True)
-    return replace(source, groups=tuple(replace(ours, slot=theirs.slot) for ours, theirs in groups))
+def _places(route: Route, layers: range, move: SlotMove) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """Where slots of some layers lie in a block of the source, and where in one of the destination."""
+    return (
+        route.source.runs(
+            layers, route.heads, range(move.source_slot, move.source_slot + move.num_slots)
+        ),
+        route.destination.runs(layers, route.heads, range(move.slot, move.slot + move.num_slots)),
+    )

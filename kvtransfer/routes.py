@@ -1,4 +1,4 @@
-"""Which ranks give which ranks what, and the runs between a block of one and a block of the other.
+"""Which ranks give which ranks what, and where it lies in a block of either side.
 
 Where the same head lies on several source ranks, one of them gives it to a destination rank; destination ranks that
 hold the same head take it from different ones as far as there are. So every needed byte comes exactly once.
@@ -10,15 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from core.kv_layout import KVLayout, RankShare, SlotFormat
-
-
-class PlannedRun(NamedTuple):
-    """Consecutive bytes, by their offset inside the source's block and inside the destination's."""
-
-    source_offset_bytes: int
-    destination_offset_bytes: int
-    num_bytes: int
+from core.kv_layout import KVLayout, RankShare, Run, SlotFormat
 
 
 class SlotMove(NamedTuple):
@@ -30,76 +22,70 @@ class SlotMove(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Side:
+    """What a rank of one side holds of one group, and how.
+
+    share: the layers and heads that it holds.
+    block_size: slots of its blocks.
+    slot: how it keeps a token's head.
+    """
+
+    share: RankShare
+    block_size: int
+    slot: SlotFormat
+
+    def runs(self, layers: range, heads: range, slots: range) -> tuple[Run, ...]:
+        """The fewest runs of a block that hold these slots of these heads and layers, ascending.
+
+        layers: places inside the group, as in the whole model; heads: the model's. One behind the other the runs are
+        what goes over the wire: layer, head, slab of just these slots.
+        """
+        if len(slots) == self.block_size:
+            return tuple(self._slab_runs(layers, heads))
+        return tuple(self._slot_runs(layers, heads, slots))
+
+    def _slab_runs(self, layers: range, heads: range) -> list[Run]:
+        """Whole slabs: one run a layer, or one in all where the rank holds these heads and no others."""
+        slab_bytes = self.slot.slot_bytes * self.block_size
+        if heads == self.share.heads:
+            starts, num_slabs = layers[:1], len(layers) * len(heads)
+        else:
+            starts, num_slabs = layers, len(heads)
+        return [
+            Run(self.share.slab_index(layer, heads.start) * slab_bytes, num_slabs * slab_bytes)
+            for layer in starts
+        ]
+
+    def _slot_runs(self, layers: range, heads: range, slots: range) -> list[Run]:
+        """Some slots: one run for each part of each slab, since the parts are apart."""
+        slab_bytes = self.slot.slot_bytes * self.block_size
+        places = [
+            Run(part.offset_bytes + slots.start * part.slot_bytes, len(slots) * part.slot_bytes)
+            for part in self.slot.slab_parts(self.block_size)
+        ]
+        return [
+            Run(self.share.slab_index(layer, head) * slab_bytes + offset_bytes, num_bytes)
+            for layer in layers
+            for head in heads
+            for offset_bytes, num_bytes in places
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     """What one source rank gives one destination rank of one group.
 
     layers: places inside the group that both hold, half-open.
     heads: the model's KV heads that go this way, half-open.
-    share: which of the destination rank's parts these heads are, see `Cells`.
+    part: which of the destination rank's parts these heads are, see `Cells.share`.
     source, destination: all that either rank holds of the group.
-    source_block_size, destination_block_size: slots of a block.
-    slot: the format on the wire and at the destination.
     """
 
     layers: range
     heads: range
-    share: int
-    source: RankShare
-    destination: RankShare
-    source_block_size: int
-    destination_block_size: int
-    slot: SlotFormat
-
-    def runs(self, layers: range, slots: SlotMove) -> tuple[PlannedRun, ...]:
-        """The fewest runs that carry these slots of these layers."""
-        sizes = {slots.num_slots, self.source_block_size, self.destination_block_size}
-        if len(sizes) == 1:
-            return tuple(self._slab_runs(layers))
-        return tuple(self._slot_runs(layers, slots))
-
-    def _slab_runs(self, layers: range) -> list[PlannedRun]:
-        """Whole slabs: one run a layer, or one in all where both ranks hold these heads and no others."""
-        slab_bytes = self.slot.slot_bytes * self.source_block_size
-        if self.heads == self.source.heads == self.destination.heads:
-            starts, num_slabs = layers[:1], len(layers) * len(self.heads)
-        else:
-            starts, num_slabs = layers, len(self.heads)
-        return [
-            PlannedRun(
-                self.source.slab_index(layer, self.heads.start) * slab_bytes,
-                self.destination.slab_index(layer, self.heads.start) * slab_bytes,
-                num_slabs * slab_bytes,
-            )
-            for layer in starts
-        ]
-
-    def _slot_runs(self, layers: range, slots: SlotMove) -> list[PlannedRun]:
-        """Some slots: one run for each part of each slab, since the parts are apart on one side at least."""
-        source_parts = self.slot.slab_parts(self.source_block_size)
-        parts = self.slot.slab_parts(self.destination_block_size)
-        source_bytes = self.slot.slot_bytes * self.source_block_size
-        slab_bytes = self.slot.slot_bytes * self.destination_block_size
-        places = [
-            (
-                source_part.offset_bytes + slots.source_slot * part.slot_bytes,
-                part.offset_bytes + slots.slot * part.slot_bytes,
-                slots.num_slots * part.slot_bytes,
-            )
-            for source_part, part in zip(source_parts, parts, strict=True)
-        ]
-        slabs = [
-            (
-                self.source.slab_index(layer, head) * source_bytes,
-                self.destination.slab_index(layer, head) * slab_bytes,
-            )
-            for layer in layers
-            for head in self.heads
-        ]
-        return [
-            PlannedRun(source_slab + source_offset, slab + offset, num_bytes)
-            for source_slab, slab in slabs
-            for source_offset, offset, num_bytes in places
-        ]
+    part: int
+    source: Side
+    destination: Side
 
 
 class RankPair(NamedTuple):
@@ -132,24 +118,13 @@ def _routes(
     source: KVLayout, destination: KVLayout, group: int, rank: int
 ) -> Iterator[tuple[int, Route]]:
     """The source ranks that give a destination rank something of a group, and what."""
-    held = destination.rank_share(group, rank)
-    for share, (tensor_rank, heads) in enumerate(givers(source, destination, group, rank).items()):
+    ours, theirs = destination.groups[group].slot, source.groups[group].slot
+    held = Side(destination.rank_share(group, rank), destination.block_size, ours)
+    for part, (tensor_rank, heads) in enumerate(givers(source, destination, group, rank).items()):
         for source_rank in range(tensor_rank, source.num_ranks, source.tensor_ranks):
-            theirs = source.rank_share(group, source_rank)
-            if layers := common(theirs.layers, held.layers):
-                yield (
-                    source_rank,
-                    Route(
-                        layers=layers,
-                        heads=heads,
-                        share=share,
-                        source=theirs,
-                        destination=held,
-                        source_block_size=source.block_size,
-                        destination_block_size=destination.block_size,
-                        slot=destination.groups[group].slot,
-                    ),
-                )
+            given = Side(source.rank_share(group, source_rank), source.block_size, theirs)
+            if layers := common(given.share.layers, held.share.layers):
+                yield source_rank, Route(layers, heads, part, given, held)
 
 
 def givers(source: KVLayout, destination: KVLayout, group: int, rank: int) -> dict[int, range]:

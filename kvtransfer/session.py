@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from core.blocks import Permit
 from core.ids import BlockId, SessionId
+from kvtransfer.plan import Extent, Piece, TransferPlan
+from kvtransfer.routes import RankPair
 
 SECRET_BYTES = 32
 """Length of a session's secret: drawn by D, sent to P over the control connection, shown by P on
@@ -48,6 +50,53 @@ class SourceBlock(NamedTuple):
     valid_slots: int
 
 
+class IncomingPlan(NamedTuple):
+    """What D knows of a session whose sender keeps KV another way, or has other ranks.
+
+    rank: which of D's ranks takes in.
+    num_tokens: tokens of the sequence that are to be held.
+    """
+
+    plan: TransferPlan
+    rank: int
+    num_tokens: int
+
+
+class OutgoingPlan(NamedTuple):
+    """The same of P, for one pair of ranks.
+
+    first_tokens: for each KV group, the first token of the sequence that D lacks.
+    """
+
+    plan: TransferPlan
+    pair: RankPair
+    first_tokens: tuple[int, ...]
+    num_tokens: int
+
+    def pieces(
+        self, group: int, block: SourceBlock, first_layer: int, num_layers: int
+    ) -> list[Piece]:
+        """What D's rank gets of some layers of a block; layers are places among those that P's rank holds."""
+        extent = self._extent(group, block, first_layer, num_layers)
+        return self.plan.pieces(self.pair, extent, self.num_tokens)
+
+    def num_bytes(self, group: int, block: SourceBlock, first_layer: int, num_layers: int) -> int:
+        """Bytes of `pieces` on the wire."""
+        extent = self._extent(group, block, first_layer, num_layers)
+        return self.plan.num_bytes(self.pair, extent, self.num_tokens)
+
+    def _extent(self, group: int, block: SourceBlock, first_layer: int, num_layers: int) -> Extent:
+        route = self.pair.routes[group]
+        start = block.position * self.plan.source.block_size
+        return Extent(
+            group,
+            first_layer + (route.source.share.layers.start if route else 0),
+            num_layers,
+            max(start, self.first_tokens[group]),
+            start + block.valid_slots,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ReceiveSession:
     """D's side, stated when the blocks are granted.
@@ -56,6 +105,7 @@ class ReceiveSession:
     secret: what a connection must show to write for this session.
     permit: the right to write into exactly the destination blocks.
     destinations: for each KV group, the blocks to fill; all empty when D lacks nothing.
+    plan: None where runs keep their bytes and their place, from the only rank to the only rank.
     """
 
     session: SessionId
@@ -63,6 +113,7 @@ class ReceiveSession:
     secret: bytes = field(repr=False)
     permit: Permit = field(repr=False)
     destinations: tuple[tuple[Destination, ...], ...]
+    plan: IncomingPlan | None = None
 
     def __post_init__(self) -> None:
         _check_secret(self.secret)
@@ -79,17 +130,19 @@ class ReceiveSession:
 
 @dataclass(frozen=True, slots=True)
 class SendSession:
-    """P's side, stated when D has granted.
+    """P's side, stated when D has granted; once for each of D's ranks that gets something from this one.
 
     session, attempt: the name.
     secret: what is shown to D.
-    address: D's data endpoint, one of its transport offer's addresses.
+    address: a data endpoint of D's, one of its transport offer's addresses.
+    plan: as on D's side.
     """
 
     session: SessionId
     attempt: int
     secret: bytes = field(repr=False)
     address: str
+    plan: OutgoingPlan | None = None
 
     def __post_init__(self) -> None:
         _check_secret(self.secret)

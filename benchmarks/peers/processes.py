@@ -21,6 +21,18 @@ STOP_TIMEOUT_S = 15.0
 _SIGNAL_AT_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG
 
 
+_THREADING = ("OMP_", "KMP_", "GOMP_", "MKL_")
+"""How the names of settings begin by which thread pools are tuned."""
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without our own choices for thread pools: each peer waits and spins as its makers left it.
+
+    What suits several of our workers on few cores (passive waiting) costs others most of their speed.
+    """
+    return {name: value for name, value in environment.items() if not name.startswith(_THREADING)}
+
+
 class ServerDiedError(RuntimeError):
     """A server ended by itself; the message carries the end of its log."""
 
@@ -45,7 +57,7 @@ class ServerProcess:
                 stdin=pipe,
                 stdout=pipe if has_pipes else output,
                 stderr=output,
-                env={**os.environ, **environment},
+                env={**inherited(os.environ), **environment},
                 start_new_session=True,
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - system calls only, no locks
             )

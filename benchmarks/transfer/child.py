@@ -88,7 +88,7 @@ class Prefill:
 
 def send_plain(port: int, run_bytes: int) -> None:
     """The raw socket's side of P."""
-    data = memoryview(bytearray(POOL_BYTES))
+    data = memoryview(bytearray(b"\1" * POOL_BYTES))  # written, so that reading it reads memory
     with socket.create_connection(("127.0.0.1", port)) as sock:
         for start in range(0, POOL_BYTES // run_bytes * run_bytes, run_bytes):
             sock.sendall(data[start : start + run_bytes])

@@ -17,19 +17,8 @@ from torch import Tensor
 from core.errors import ConfigError
 from core.ids import BlockId
 from core.kv_layout import SCALE_BYTES, KVGroup, KVLayout
-from kernels.kv_view import KVView
+from kernels.kv_view import ELEMENT_TYPES, KVView
 from kvtransfer.pool_memory import PoolMemory
-
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "fp8_e4m3": torch.float8_e4m3fn,
-    "fp8_e5m2": torch.float8_e5m2,
-    "int8_per_token_head": torch.int8,
-    "fp8_per_token_head": torch.float8_e4m3fn,
-}
-"""Element type of each KV dtype."""
 
 
 class Staging(Protocol):
@@ -151,7 +140,7 @@ def views_of_layers(layout: KVLayout, pool: Tensor, group: int) -> list[KVView]:
 def _values(layout: KVLayout, pool: Tensor, group: KVGroup, place: int) -> Tensor:
     """The elements of one layer: [num_blocks, num_kv_heads, 2, block_size, head_dim]."""
     block_size, slot = layout.block_size, group.slot
-    elements = pool.view(_DTYPES[slot.dtype])  # [num_blocks, elements of a block]
+    elements = pool.view(ELEMENT_TYPES[slot.dtype])  # [num_blocks, elements of a block]
     size = (len(pool), group.num_kv_heads, 2, block_size, slot.head_dim)
     half = block_size * slot.head_dim
     slab = group.slab_bytes(block_size) // slot.element_bytes

@@ -19,6 +19,7 @@ from engine.channel import monotonic_ms
 from engine.remote.timeline import Timeline
 from engine.sequence import Sequence
 from kvtransfer.events import RunAdmitted
+from kvtransfer.plan import TransferPlan
 from kvtransfer.session import SECRET_BYTES
 
 _SESSION_BITS = 63
@@ -38,6 +39,7 @@ class Arrival:
 
     candidates: prefill workers not yet asked, best first.
     candidate: the one being asked.
+    plan: how its KV becomes ours, once it has announced.
     num_pinned_blocks: leading blocks that D held itself when it granted.
     is_covered: whether every byte has arrived and is verified.
     has_first_tokens: whether any attempt has brought the first tokens; they are relayed once.
@@ -53,6 +55,7 @@ class Arrival:
     candidate: str = ""
     secret: bytes = b""
     state: ArrivalState = ArrivalState.CALLED
+    plan: TransferPlan | None = None
     permit: Permit | None = None
     num_pinned_blocks: int = 0
     is_covered: bool = False
@@ -66,6 +69,7 @@ class Arrival:
         self.attempt += 1
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self.state = ArrivalState.CALLED
+        self.plan = None
         self.permit = None
         self.num_pinned_blocks = 0
         self.is_covered = False

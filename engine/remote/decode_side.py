@@ -8,6 +8,7 @@ in the decode batch, in a local prefill, or in an abort. Runs on the engine thre
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from dataclasses import replace
 import msgspec
 
 from core.blocks import BlockState
+from core.errors import LayoutMismatch
 from core.ids import BlockId, RequestId, SessionId
 from core.kv_layout import KVLayout
 from core.request import Request
@@ -41,8 +43,11 @@ from engine.scheduler.output import SequenceUpdate
 from engine.scheduler.scheduler import Scheduler
 from engine.sequence import Sequence
 from kvtransfer.events import ReceiveFailed, RunAdmitted, SessionComplete
-from kvtransfer.session import Destination, ReceiveSession
+from kvtransfer.plan import build_plan
+from kvtransfer.session import Destination, IncomingPlan, ReceiveSession
 from kvtransfer.transports.choice import Receivers
+
+logger = logging.getLogger(__name__)
 
 
 class DecodeCounters:
@@ -105,6 +110,12 @@ class DecodeSide:
             return
         arrival.note_sign()
         arrival.timeline.mark("announced")
+        try:
+            arrival.plan = build_plan(message.layout, self._layout)
+        except LayoutMismatch as error:
+            logger.warning("%s: %s", arrival.candidate, error.message)
+            self._attempt_failed(arrival, tell_prefill=True)
+            return
         if self._is_next(arrival) and self._has_room(arrival) and self._reserve(arrival):
             self._grant(arrival)
         else:
@@ -268,9 +279,19 @@ class DecodeSide:
         destinations = self._destinations(arrival)
         blocks: list[BlockId] = [d.block for group in destinations for d in group]
         arrival.permit = self._life.grant(arrival.session, arrival.attempt, blocks)
+        plan = arrival.plan
+        assert plan is not None, "granted before P announced"
+        incoming = None
+        if not plan.is_identity:
+            incoming = IncomingPlan(plan, rank=0, num_tokens=sequence.num_prompt_tokens)
         self._receivers.expect(
             ReceiveSession(
-                arrival.session, arrival.attempt, arrival.secret, arrival.permit, destinations
+                arrival.session,
+                arrival.attempt,
+                arrival.secret,
+                arrival.permit,
+                destinations,
+                incoming,
             )
         )
         first_missing = [arrival.num_pinned_blocks] * len(sequence.block_table.groups)

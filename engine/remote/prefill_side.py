@@ -40,8 +40,8 @@ from engine.scheduler.output import SchedulerOutput, SequenceUpdate
 from engine.scheduler.scheduler import Scheduler
 from engine.sequence import Sequence
 from kvtransfer.events import SendFailed, SessionDrained
-from kvtransfer.plan import build_plan
-from kvtransfer.session import SECRET_BYTES, SessionKey, SourceBlock
+from kvtransfer.plan import TransferPlan, build_plan
+from kvtransfer.session import SECRET_BYTES, OutgoingPlan, SessionKey, SourceBlock
 from kvtransfer.transports.choice import Offer, Senders
 
 logger = logging.getLogger(__name__)
@@ -60,24 +60,35 @@ class SessionState(Enum):
 class PrefillSession:
     """One attempt of one session of some decode worker.
 
+    plan: how our KV becomes D's.
     offers: ways to reach D, best first; the first one is in use once the session is granted.
-    first_missing: for each KV group, the first position that D lacks.
+    first_tokens: for each KV group, the first token that D lacks.
     expires_ms: when the lease ends, on this engine's clock.
     """
 
     key: SessionKey
     sequence: Sequence
     secret: bytes
+    plan: TransferPlan
     offers: list[Offer]
     expires_ms: float
     state: SessionState = SessionState.QUEUED
-    first_missing: tuple[int, ...] = ()
+    first_tokens: tuple[int, ...] = ()
 
     @property
     def lacks_blocks(self) -> bool:
         """Whether D lacks any block of the prompt."""
-        num_blocks = len(self.sequence.block_table)
-        return any(first < num_blocks for first in self.first_missing)
+        num_tokens = self.sequence.num_prompt_tokens
+        return any(first < num_tokens for first in self.first_tokens)
+
+    def outgoing_plans(self) -> list[OutgoingPlan]:
+        """What each of D's ranks gets from our only one; none where runs keep their bytes and their place."""
+        if self.plan.is_identity:
+            return []
+        return [
+            OutgoingPlan(self.plan, pair, self.first_tokens, self.sequence.num_prompt_tokens)
+            for pair in self.plan.pairs
+        ]
 
 
 class PrefillSide:
@@ -113,12 +124,13 @@ class PrefillSide:
 
     def add(self, message: AddPrefill, sequence: Sequence) -> None:
         """Queue a session; raises the ServeError that refuses it, with both sides' values named."""
-        offers = self._check(message)
+        plan, offers = self._check(message)
         self._scheduler.add_session(sequence)
         session = PrefillSession(
             key=(message.session_id, message.attempt),
             sequence=sequence,
             secret=message.session_secret,
+            plan=plan,
             offers=offers,
             expires_ms=monotonic_ms() + message.lease_remaining_ms,
         )
@@ -135,7 +147,8 @@ class PrefillSide:
             self._fail(session.key, TransferError(f"grant names {found} groups, not {wanted}"))
             return
         session.state = SessionState.GRANTED
-        session.first_missing = tuple(message.first_missing_block)
+        size = session.plan.destination.block_size
+        session.first_tokens = tuple(first * size for first in message.first_missing_block)
         if session.lacks_blocks:
             self._send_computed(session)
         self._scheduler.open_gate(session.sequence)
@@ -255,8 +268,8 @@ class PrefillSide:
 
     # ---- inside
 
-    def _check(self, message: AddPrefill) -> list[Offer]:
-        """Where to push to, best first; raises LayoutMismatch when no KV may or can be exchanged."""
+    def _check(self, message: AddPrefill) -> tuple[TransferPlan, list[Offer]]:
+        """How to push and where to, best first; raises LayoutMismatch when no KV may or can be exchanged."""
         if (message.session_id, message.attempt) in self._sessions:
             raise TransferError(f"session {message.session_id}: attempt {message.attempt} is open")
         if len(message.session_secret) != SECRET_BYTES:
@@ -266,16 +279,17 @@ class PrefillSide:
             raise TransferError("a session's request has output tokens already")
         if differences := identity_differences(self._identity, message.identity):
             raise LayoutMismatch("KV identity differs: " + "; ".join(differences))
-        build_plan(self._layout, message.layout)
-        offers = [Offer(t.kind, t.addresses[0]) for t in message.transports if t.addresses]
-        if usable := self._senders.usable(offers):
-            return usable
+        plan = build_plan(self._layout, message.layout)
+        offers = [Offer(t.kind, t.addresses) for t in message.transports]
+        if usable := self._senders.usable(offers, plan):
+            return plan, usable
         offered = ", ".join(offer.kind for offer in message.transports) or "none"
         raise LayoutMismatch(f"transports: ours {', '.join(self._senders.kinds)}, theirs {offered}")
 
     def _send_computed(self, session: PrefillSession) -> None:
         """Over its best way, all that is there between two steps; the rest follows as it is computed."""
-        self._senders.open(session.key, session.secret, session.offers[0])
+        plans = session.outgoing_plans()
+        self._senders.open(session.key, session.secret, session.offers[0], plans)
         sequence, size = session.sequence, self._layout.block_size
         num_computed = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
         last = num_computed // size
@@ -295,14 +309,15 @@ class PrefillSide:
         if session.state is not SessionState.GRANTED:
             return
         sequence = session.sequence
-        for group, first_missing in enumerate(session.first_missing):
+        size = self._layout.block_size
+        for group, first_token in enumerate(session.first_tokens):
             blocks = [
                 SourceBlock(
                     position,
                     sequence.block_table.ids(group)[position],
                     self._layout.valid_slots(position, sequence.num_prompt_tokens),
                 )
-                for position in range(max(first, first_missing), last)
+                for position in range(max(first, first_token // size), last)
             ]
             count = len(self._layout.groups[group].layers) if num_layers is None else num_layers
             if blocks:

@@ -91,12 +91,21 @@ class Sender(Protocol):
         """Live counters of this end."""
         ...
 
+    @property
+    def carries_plans(self) -> bool:
+        """Whether sessions with a plan may be opened; without one, runs keep their bytes and their place."""
+        ...
+
     def reaches(self, address: str) -> bool:
         """Whether an address may be reached from here; False only where trying is in vain."""
         ...
 
     def open(self, session: SendSession) -> None:
-        """Begin a session; the connection is made when there is something to send."""
+        """Begin a session; the connection is made when there is something to send.
+
+        Once for each address, where several of D's ranks get something. What is pushed goes to all of them, as far as
+        each wants it; a block is acknowledged when all have it, and the session fails and ends as one.
+        """
         ...
 
     def push(
@@ -111,8 +120,8 @@ class Sender(Protocol):
         """Enqueue layers `[first_layer, first_layer + num_layers)` of these blocks; returns at
         once, copies nothing.
 
-        A layer of a block is pushed when all its valid slots are written. Ignored for a session
-        that has failed.
+        Layers are places among those that this end's rank holds of the group. A layer of a block
+        is pushed when all its valid slots are written. Ignored for a session that has failed.
         """
         ...
 

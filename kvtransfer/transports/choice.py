@@ -13,16 +13,23 @@ from typing import NamedTuple
 from core.ids import SessionId
 from kvtransfer.counters import TransferCounters
 from kvtransfer.events import MoverEvent, PostEvent, SessionDrained, WriterLeft
-from kvtransfer.session import ReceiveSession, SendSession, SessionKey, SourceBlock
+from kvtransfer.plan import TransferPlan
+from kvtransfer.session import (
+    OutgoingPlan,
+    ReceiveSession,
+    SendSession,
+    SessionKey,
+    SourceBlock,
+)
 from kvtransfer.transports.base import Receiver, Sender
 from kvtransfer.transports.intake import Intake
 
 
 class Offer(NamedTuple):
-    """One way to reach a receiver: the transport's kind and the address of one rank."""
+    """One way to reach a receiver: the transport's kind and an address a rank."""
 
     kind: str
-    address: str
+    addresses: Sequence[str]
 
 
 class Receivers:
@@ -36,7 +43,7 @@ class Receivers:
     @property
     def offers(self) -> list[Offer]:
         """Where senders reach this worker, best first."""
-        return [Offer(end.kind, address) for end in self._receivers for address in end.addresses]
+        return [Offer(end.kind, end.addresses) for end in self._receivers]
 
     @property
     def counters(self) -> TransferCounters:
@@ -86,12 +93,16 @@ class Senders:
         """Sums over all of them, as of now."""
         return TransferCounters.sum_of(sender.counters for sender in self._senders.values())
 
-    def usable(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Those of a receiver's offers that this worker can follow, one a kind, in the receiver's order."""
+    def usable(self, offers: Sequence[Offer], plan: TransferPlan) -> list[Offer]:
+        """Those of a receiver's offers by which a plan can be carried out, one a kind, in the receiver's order."""
         first: dict[str, Offer] = {}
         for offer in offers:
             sender = self._senders.get(offer.kind)
-            if sender is not None and sender.reaches(offer.address):
+            if sender is None or len(offer.addresses) != plan.destination.num_ranks:
+                continue
+            if not plan.is_identity and not sender.carries_plans:
+                continue
+            if all(sender.reaches(address) for address in offer.addresses):
                 first.setdefault(offer.kind, offer)
         return list(first.values())
 
@@ -100,15 +111,25 @@ class Senders:
         """What this worker can send over."""
         return list(self._senders)
 
-    def open(self, key: SessionKey, secret: bytes, offer: Offer) -> None:
-        """Begin a session over one of `usable`, or go on with it over another: push everything again."""
+    def open(
+        self, key: SessionKey, secret: bytes, offer: Offer, plans: Sequence[OutgoingPlan] = ()
+    ) -> None:
+        """Begin a session over one of `usable`, or go on with it over another: push everything again.
+
+        plans: one for each of D's ranks that gets something; none where runs keep their bytes and their place.
+        """
         with self._lock:
             before = self._open_over.get(key)
             self._open_over[key] = offer.kind
             self._num_undrained[key] += 1
         if before is not None:
             self._senders[before].close_session(*key)
-        self._senders[offer.kind].open(SendSession(*key, secret, offer.address))
+        sender = self._senders[offer.kind]
+        for plan in plans:
+            address = offer.addresses[plan.pair.destination_rank]
+            sender.open(SendSession(*key, secret, address, plan))
+        if not plans:
+            sender.open(SendSession(*key, secret, offer.addresses[0]))
 
     def push(
         self,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from crc32c import crc32c
 
+from core.errors import LayoutMismatch
 from core.ids import NULL_BLOCK, BlockId
 from core.kv_layout import KVLayout, Run
 from kvtransfer.coverage import Coverage
+from kvtransfer.plan import Cells, Piece
 from kvtransfer.session import ReceiveSession
 from kvtransfer.transports.base import MAX_SLICE_BYTES
 from kvtransfer.transports.runs import UNCHECKED, RunAnswer, RunBatch, RunHeader
@@ -38,9 +40,11 @@ class LiveSession:
 
     def __init__(self, session: ReceiveSession, layout: KVLayout) -> None:
         self.session = session
+        plan = session.plan
         self.coverage = Coverage(
             [{d.position: d.valid_slots for d in group} for group in session.destinations],
-            [len(group.layers) for group in layout.groups],
+            plan.plan.num_layers(plan.rank) if plan else [len(g.layers) for g in layout.groups],
+            plan.plan.num_shares(plan.rank) if plan else None,
         )
         self.blocks: dict[tuple[int, int], BlockId] = {
             (index, destination.position): destination.block
@@ -51,6 +55,29 @@ class LiveSession:
         self.batch_link: object = None  # the connection that is at a batch
         self.batch_inside: RunBatch | None = None  # the one that is inside its blocks
         self.is_failed = False
+
+    def piece_of(self, header: RunHeader) -> Piece:
+        """What a run of a session with a plan brings; LayoutMismatch unless every field fits the plan."""
+        incoming = self.session.plan
+        assert incoming is not None, f"session {self.session.key} has no plan"
+        plan, rank, num_tokens = incoming
+        pair = plan.pair(header.rank, rank)
+        route = pair.routes[header.group] if header.group < len(pair.routes) else None
+        share = route.part if route else 0
+        piece = plan.piece_of(pair, Cells(*header[3:8], header.first_slot, share), num_tokens)
+        num_bytes = piece.num_bytes(plan.formats[header.group].wire)
+        if header.num_bytes != num_bytes:
+            raise LayoutMismatch(
+                f"run of {piece.cells} is announced with {header.num_bytes} bytes; by its plan they are {num_bytes}"
+            )
+        return piece
+
+
+class EndedSession(NamedTuple):
+    """What is remembered of a session that is expected no more."""
+
+    secret: bytes
+    had_plan: bool
 
 
 class Gate(Protocol):
@@ -85,14 +112,21 @@ class IncomingRun:
     """One run on its way in. Its bytes go, in order, where `next_slice` says."""
 
     __slots__ = (
-        "_base_bytes", "_intake", "_parts", "_slice", "answer", "block", "checksum", "fate",
+        "_base_bytes", "_intake", "_parts", "_slice", "answer", "block", "cells", "checksum", "fate",
         "header", "is_inside", "live", "num_bytes_left", "slice_offset_bytes",
     )  # fmt: skip
 
     def __init__(
-        self, intake: Gate, header: RunHeader, live: LiveSession | None, fate: Fate
+        self,
+        intake: Gate,
+        header: RunHeader,
+        live: LiveSession | None,
+        fate: Fate,
+        place: Run | None = None,
     ) -> None:
+        """place: where in its block it lies; None for a run that no block of ours is for."""
         self.header = header
+        self.cells = cells_of(header)
         self.live = live
         self.fate = fate
         self.num_bytes_left = header.num_bytes
@@ -102,28 +136,34 @@ class IncomingRun:
         self.answer: RunAnswer | None = None
         self._intake = intake
         self._slice = intake.scratch
-        self._base_bytes = 0
+        self._base_bytes = (
+            place.offset_bytes if place else 0
+        )  # of the payload's first byte, in the pool
         self.slice_offset_bytes = 0  # of the slice in the pool, where it is one of it
         # half-open byte ranges of the payload that go into the pool; the rest goes to scratch
         self._parts: list[tuple[int, int]] = []
 
-    def aim(self, block: BlockId, place: Run, parts: list[tuple[int, int]]) -> None:
+    def aim(self, block: BlockId, parts: list[tuple[int, int]]) -> None:
         """Let these parts of the run, as `(first layer, count)`, go to their place in a block."""
         header = self.header
         self.block = block
-        self._base_bytes = block * self._intake.block_bytes + place.offset_bytes
-        layer_bytes = place.num_bytes // header.num_layers
+        self._base_bytes += block * self._intake.block_bytes
+        layer_bytes = header.num_bytes // header.num_layers
         for first, count in parts:
             start = (first - header.first_layer) * layer_bytes
             self._parts.append((start, start + count * layer_bytes))
 
     def overlaps(self, other: IncomingRun) -> bool:
-        """Whether both runs carry some layer of the same block."""
-        ours, theirs = self.header, other.header
-        return (ours.group, ours.position) == (theirs.group, theirs.position) and (
+        """Whether both runs carry something of the same cells."""
+        ours, theirs = self.cells, other.cells
+        return (ours.group, ours.position, ours.share) == (
+            theirs.group, theirs.position, theirs.share
+        ) and (
             ours.first_layer < theirs.first_layer + theirs.num_layers
             and theirs.first_layer < ours.first_layer + ours.num_layers
-        )
+            and ours.first_slot < theirs.end_slot
+            and theirs.first_slot < ours.end_slot
+        )  # fmt: skip
 
     def next_slice(self, max_bytes: int = MAX_SLICE_BYTES) -> memoryview:
         """Where the next bytes go, at most `max_bytes`; `wrote` must follow before anything."""
@@ -167,6 +207,6 @@ class IncomingRun:
         return self.header.num_bytes, False
 
 
-def run_range(header: RunHeader) -> tuple[int, int, int, int, int]:
-    """Group, position, first layer, number of layers, valid slots: a range of coverage."""
-    return header[3:8]
+def cells_of(header: RunHeader) -> Cells:
+    """The range of coverage that a run of a session without a plan brings."""
+    return Cells(*header[3:8], 0, 0)

@@ -34,18 +34,23 @@ from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 
 from core.blocks import BlockLife
-from core.errors import ChecksumMismatch, TransferError
+from core.errors import ChecksumMismatch, LayoutMismatch, TransferError
 from core.ids import BlockId, SessionId
-from core.kv_layout import KVLayout, Run
+from core.kv_layout import KVLayout
+from kernels.host_memory import HostMemory
 from kvtransfer.counters import TransferCounters
 from kvtransfer.events import PostEvent, ReceiveFailed, RunAdmitted, SessionComplete, WriterLeft
 from kvtransfer.session import ReceiveSession, SessionKey
 from kvtransfer.transports.base import MAX_SLICE_BYTES
-from kvtransfer.transports.incoming_run import Fate, IncomingRun, LiveSession, run_range
+from kvtransfer.transports.incoming_run import EndedSession, Fate, IncomingRun, LiveSession
+from kvtransfer.transports.planned_run import PlannedRun
 from kvtransfer.transports.runs import UNCHECKED, RunAnswer, RunBatch, RunHeader, RunPlaces
 
 MAX_ENDED_SESSIONS = 4096
-"""Ended sessions whose secret is remembered, so that a late peer is told from a stranger."""
+"""Ended sessions that are remembered, so that a late peer is told from a stranger."""
+
+_MAX_WIDENING = 8
+"""How much larger than a block its KV may be on the wire: float32 for fp8, with room."""
 
 
 class OpenOutcome(Enum):
@@ -65,10 +70,13 @@ class Intake:
         pool: memoryview,
         layout: KVLayout,
         post: PostEvent,
+        rank: int = 0,
     ) -> None:
-        self.block_bytes = layout.block_bytes
+        """pool: all bytes of what this rank holds, block after block."""
+        self.block_bytes = layout.rank_block_bytes(rank)
         self.life = life
         self.pool = pool
+        self.memory = HostMemory(pool)
         self.counters = TransferCounters()
         self._scratch = threading.local()  # two movers would spoil each other's checksums
         self._layout = layout
@@ -76,7 +84,7 @@ class Intake:
         self._post = post
         self._lock = threading.Lock()
         self._live: dict[SessionKey, LiveSession] = {}
-        self._ended: OrderedDict[SessionKey, bytes] = OrderedDict()
+        self._ended: OrderedDict[SessionKey, EndedSession] = OrderedDict()
 
     # ---- engine thread
 
@@ -94,7 +102,8 @@ class Intake:
         with self._lock:
             live = self._live.pop((session, attempt), None)
             if live is not None:
-                self._ended[live.session.key] = live.session.secret
+                ended = EndedSession(live.session.secret, live.session.plan is not None)
+                self._ended[session, attempt] = ended
                 while len(self._ended) > MAX_ENDED_SESSIONS:
                     self._ended.popitem(last=False)
 
@@ -103,6 +112,7 @@ class Intake:
     def close(self) -> None:
         """Let go of the pool's memory. No mover may be under way any more."""
         self.pool = memoryview(b"")
+        self.memory = HostMemory(self.pool)
 
     def fail_all(self, error: TransferError) -> None:
         """Fail every expected session."""
@@ -114,9 +124,9 @@ class Intake:
         """Whether a peer that shows this secret may send runs of the session."""
         with self._lock:
             live = self._live.get(key)
-            known = live.session.secret if live else self._ended.get(key)
+            known = live.session if live else self._ended.get(key)
             is_failed = live is None or live.is_failed
-        if known is None or not hmac.compare_digest(known, secret):
+        if known is None or not hmac.compare_digest(known.secret, secret):
             return OpenOutcome.STRANGER
         return OpenOutcome.ENDED if is_failed else OpenOutcome.ACCEPTED
 
@@ -157,25 +167,40 @@ class Intake:
         """
         with self._lock:
             live = self._live.get(header.key) if is_opened else None
-            try:
-                place = self._places.place(header)
-            except TransferError as error:
-                if live is not None:
-                    self._fail(live, error)
-                raise
             if live is None or live.is_failed:
+                self._check_late(header)
                 return IncomingRun(self, header, None, Fate.LATE)
-            return self._begin(header, live, place)
+            try:
+                run = self._new_run(header, live)
+            except TransferError as error:
+                self._fail(live, error)
+                raise
+            parts = live.coverage.lacking_layers(*run.cells)
+            if parts and self._has_displaced(run, live):
+                live.writing.append(run)
+                run.aim(live.blocks[header.group, header.position], parts)
+            else:
+                run.fate = Fate.COVERED
+            return run
 
-    def _begin(self, header: RunHeader, live: LiveSession, place: Run) -> IncomingRun:
-        parts = live.coverage.lacking_layers(*run_range(header))
-        run = IncomingRun(self, header, live, Fate.WRITING if parts else Fate.COVERED)
-        if parts and not self._has_displaced(run, live):
-            run.fate = Fate.COVERED
-        if run.fate is Fate.WRITING:
-            live.writing.append(run)
-            run.aim(live.blocks[header.group, header.position], place, parts)
-        return run
+    def _check_late(self, header: RunHeader) -> None:
+        """Raise unless a run that goes to scratch is one that its session could have had."""
+        ended = self._ended.get(header.key)
+        if ended is None or not ended.had_plan:
+            self._places.place(header)
+            return
+        limit_bytes = _MAX_WIDENING * self.block_bytes
+        if not 0 < header.num_bytes <= limit_bytes:
+            raise LayoutMismatch(
+                f"run is announced with {header.num_bytes} bytes; here at most {limit_bytes} are taken"
+            )
+
+    def _new_run(self, header: RunHeader, live: LiveSession) -> IncomingRun:
+        if live.session.plan is None:
+            return IncomingRun(self, header, live, Fate.WRITING, self._places.place(header))
+        piece = live.piece_of(header)
+        formats = live.session.plan.plan.formats[header.group]
+        return PlannedRun(self, header, live, piece, formats)
 
     def _has_displaced(self, run: IncomingRun, live: LiveSession) -> bool:
         """Take the range over from older connections. Never two writers at a time: where one is
@@ -204,6 +229,8 @@ class Intake:
         with self._lock:
             live = self._live.get(batch.key) if is_opened else None
             if live is None or live.is_failed or live.writing or live.batch_inside:
+                return None
+            if live.session.plan is not None:
                 return None
             if is_begun and live.batch_link is not link:
                 return None
@@ -323,12 +350,12 @@ class Intake:
                 return RunAnswer(header.number, False)
             if run.fate is Fate.COVERED:
                 self.counters.duplicate_runs_total += 1
-                is_covered = not live.coverage.lacking_layers(*run_range(header))
+                is_covered = not live.coverage.lacking_layers(*run.cells)
                 return RunAnswer(header.number, True) if is_covered else None
             if header.checksum not in (run.checksum, UNCHECKED):
                 self._fail_checksum(live, header, run.checksum)
                 return RunAnswer(header.number, False)
-            self._admit(live, header)
+            self._admit(live, run)
             return RunAnswer(header.number, True)
 
     def _stands(self, live: LiveSession) -> bool:
@@ -339,11 +366,11 @@ class Intake:
         if run.live is not None and run in run.live.writing:
             run.live.writing.remove(run)
 
-    def _admit(self, live: LiveSession, header: RunHeader) -> None:
-        live.coverage.admit(*run_range(header))
+    def _admit(self, live: LiveSession, run: IncomingRun) -> None:
+        live.coverage.admit(*run.cells)
         self.counters.admitted_runs_total += 1
-        session, attempt = header.key
-        _, group, position, first_layer, num_layers = header[2:7]
+        session, attempt = run.header.key
+        group, position, first_layer, num_layers = run.cells[:4]
         is_whole = live.coverage.is_block_whole(group, position)
         self._post(
             RunAdmitted(session, attempt, group, position, first_layer, num_layers, is_whole)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import NamedTuple
 
-from core.errors import LayoutMismatch, TransferError
+from core.errors import LayoutMismatch
 from core.ids import SessionId
 from core.kv_layout import KVLayout, Run
 from kvtransfer.session import SessionKey
@@ -18,10 +18,12 @@ UNCHECKED = -1
 class RunHeader(NamedTuple):
     """What a sender says of a run before its bytes. Nothing in it is trusted before `RunPlaces`.
 
-    rank: the rank whose shard it is.
-    valid_slots: slots of the block that hold the sequence's KV in these layers.
+    rank: the sender's rank.
+    position, first_layer, num_layers: of the receiver's block, and among the layers that its rank holds.
+    valid_slots: where the block's slots end that hold the sequence's KV in these layers, or that the run fills.
     num_bytes, checksum: length of the payload and its CRC-32C, or UNCHECKED.
     number: the sender's name for the run, repeated in the answer.
+    first_slot: where the slots begin that the run fills.
     """
 
     session: SessionId
@@ -35,6 +37,7 @@ class RunHeader(NamedTuple):
     num_bytes: int
     checksum: int
     number: int
+    first_slot: int = 0
 
     @property
     def key(self) -> SessionKey:
@@ -95,7 +98,9 @@ class RunAnswer(NamedTuple):
 
 
 class RunPlaces:
-    """Where runs lie inside blocks of one layout, and whether a header fits it."""
+    """Where runs lie inside blocks of a sender and a receiver of one rank each and equal layouts, and whether a header
+    fits that.
+    """
 
     def __init__(self, layout: KVLayout) -> None:
         self._layout = layout
@@ -105,6 +110,8 @@ class RunPlaces:
     def place(self, header: RunHeader) -> Run:
         """The run's bytes inside its block; TransferError unless every field fits the layout."""
         slots = header.valid_slots
+        if header.first_slot:
+            raise LayoutMismatch(f"run begins at slot {header.first_slot}; here runs begin at 0")
         return self._place(header, slots, slots)
 
     def check(self, batch: RunBatch) -> Run:
@@ -127,10 +134,8 @@ class RunPlaces:
             raise LayoutMismatch(
                 f"run names {wrong} valid slots; the block size is {self._layout.block_size}"
             )
-        if run.rank >= self._layout.num_ranks:
-            raise TransferError(
-                f"run names rank {run.rank}; this worker has {self._layout.num_ranks}"
-            )
+        if run.rank:
+            raise LayoutMismatch(f"run names rank {run.rank}; its session is of one rank")
         return place
 
     def _check_layers(self, group: int, first_layer: int, num_layers: int) -> None:

@@ -65,13 +65,18 @@ class ChoiceAssembler:
     """Turns the outputs of one choice into deltas until the choice ends; ignores what comes after."""
 
     def __init__(self, choice: int, vocabulary: Vocabulary, options: TextOptions) -> None:
-        self.num_tokens = 0
+        self.token_ids: list[int] = []
         self.is_finished = False
         self._choice = choice
         self._options = options
         self._detokenizer = make_detokenizer(vocabulary, skip_special=options.skip_special)
         self._stop = StopBuffer(options.stop, include=options.include_stop)
         self._num_chars = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far."""
+        return len(self.token_ids)
 
     def push(self, output: pb.ChoiceOutput) -> ChoiceDelta | None:
         """The delta of one output; None when the choice has ended before."""
@@ -94,7 +99,7 @@ class ChoiceAssembler:
 
     def _take(self, delta: ChoiceDelta, token_id: int, text: str) -> bool:
         """Add one token; True when it completed a stop string."""
-        self.num_tokens += 1
+        self.token_ids.append(token_id)
         self._num_chars += len(text)
         delta.token_ids.append(token_id)
         given, stop = self._stop.push(text, searched=self.num_tokens > self._options.min_tokens)

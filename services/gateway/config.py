@@ -59,7 +59,7 @@ class GatewayConfig:
     max_prompts: most prompts in one completions request.
     max_stop_strings: most stop strings in one request.
     max_messages: most messages in one chat request.
-    max_retries: how often a request whose worker is lost is routed again before anything was sent.
+    max_retries: how many workers a request may lose and still be continued on another one.
     enable_force_include_usage: whether streams end with usage unasked.
     poll_interval_ms: how often the index is asked for workers.
     seed_interval_ms: how often seeds that are not connected are tried and names resolved again.

@@ -163,7 +163,7 @@ class WorkerDirectory:
             if known.last_leased_poll != self._num_polls:
                 known.report = None
                 if known.connection.is_ready and not self._is_live(known):
-                    known.connection.fail_unanswered("its lease ran out and it is silent")
+                    known.connection.fail_requests("its lease ran out and it is silent")
 
     def _note_index(self, is_connected: bool, reason: str = "") -> None:
         if is_connected != self.index_is_connected:

@@ -1,14 +1,14 @@
-"""One engine request from route to last token: submitted, retried while that cannot be seen, measured.
+"""One engine request from route to last token: submitted, continued elsewhere when its worker is lost, measured.
 
 Owns the request's place on a worker's stream and in the ledger, and gives both back when its stream of deltas ends,
-however it ends. Never repeats a token: a request is routed again only while nothing of it was given out.
+however it ends. Never repeats a token and never leaves one out: the next worker is given what was given out.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.errors import EngineDeadError, OverloadedError, ServeError, WorkerLostError
 from core.ids import WorkerId
@@ -67,15 +67,18 @@ class Generation:
     ) -> None:
         """losses: shared by all generations of the client's request."""
         self.request = request
+        self._begun_at = time.monotonic()
         self._losses = losses
         self.num_cached_tokens = 0
         self._services = services
         self._model = model
-        self._options = options
         self._metrics = RequestMetrics(services.metrics.model(request.model), request, arrived_at)
         self._active: ActiveRequest | None = None
         self._cancelled: ServeError | None = None
-        self._assemblers: list[ChoiceAssembler] = []
+        vocabulary = model.text.vocabulary
+        self._assemblers = [
+            ChoiceAssembler(choice, vocabulary, options) for choice in range(request.sampling.n)
+        ]
 
     @property
     def num_output_tokens(self) -> int:
@@ -92,15 +95,13 @@ class Generation:
         """What each wake-up brought, until every choice has ended."""
         while True:
             routed = await self._route()
-            has_given = False
             try:
                 async for deltas in self._attempt(routed):
-                    has_given = True
                     yield deltas
                 return
             except _RETRYABLE as error:
                 self._losses.note(routed.route.owner.info.id, error)
-                if has_given or not self._losses.may_retry:
+                if not self._losses.may_retry:
                     self._metrics.failed("error")
                     raise
                 self._services.metrics.retries.inc()
@@ -113,6 +114,8 @@ class Generation:
     async def _route(self) -> RoutedRequest:
         if self._cancelled is not None:
             raise self._cancelled
+        if self._losses.workers:
+            self.request = self._continued()
         try:
             return await self._services.router.route(
                 self.request, self._model.bundle_digest, excluded=self._losses.workers
@@ -122,17 +125,22 @@ class Generation:
                 raise self._losses.first_error from None
             raise
 
+    def _continued(self) -> Request:
+        """The request as the next worker must see it: with the tokens and the time that it has had."""
+        request, deadline_ms = self.request, self.request.deadline_ms
+        if deadline_ms is not None:
+            now = time.monotonic()
+            deadline_ms = max(0, deadline_ms - int(1000 * (now - self._begun_at)))
+            self._begun_at = now
+        outputs = tuple(tuple(assembler.token_ids) for assembler in self._assemblers)
+        return replace(request, deadline_ms=deadline_ms, output_token_ids=outputs)
+
     async def _attempt(self, routed: RoutedRequest) -> AsyncGenerator[list[ChoiceDelta], None]:
         """Run the request on one route."""
         if self._cancelled is not None:
             raise self._cancelled
         route = routed.route
-        vocabulary = self._model.text.vocabulary
-        self._assemblers = [
-            ChoiceAssembler(choice, vocabulary, self._options)
-            for choice in range(self.request.sampling.n)
-        ]
-        num_open = len(self._assemblers)
+        num_open = sum(not assembler.is_finished for assembler in self._assemblers)
         active = self._active = self._services.driver.start(
             self.request, route.owner.info, [candidate.info for candidate in route.prefill]
         )
@@ -158,7 +166,7 @@ class Generation:
         if output.finish_reason == "error":
             raise error_of_kind(output.error_kind, output.error_message)
         assembler = self._assemblers[output.choice]
-        if output.finish_reason == "abort" and not assembler.num_tokens:
+        if output.finish_reason == "abort":  # nobody here has asked for that
             raise WorkerLostError("the worker gave the request up")
         if output.token_ids and not assembler.num_tokens:
             routed.prompt_computed()

@@ -142,7 +142,7 @@ class GatewayMetrics:
         )
         self.retries = Counter(
             "baton:requests_rerouted",
-            "Requests routed again because a worker was lost.",
+            "Requests continued on another worker because theirs was lost.",
             registry=registry,
         )
         self.rejected = Counter(

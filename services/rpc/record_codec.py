@@ -112,6 +112,7 @@ def encode_layout(layout: KVLayout) -> pb.KVLayout:
         groups=[_encode_group(group) for group in layout.groups],
         tensor_ranks=layout.tensor_ranks,
         pipeline_ranks=layout.pipeline_ranks,
+        wire_dtype=layout.wire_dtype,
     )
 
 
@@ -123,6 +124,7 @@ def decode_layout(message: pb.KVLayout) -> KVLayout:
         order=message.order,
         tensor_ranks=message.tensor_ranks,
         pipeline_ranks=message.pipeline_ranks,
+        wire_dtype=message.wire_dtype if message.HasField("wire_dtype") else None,
     )
 
 

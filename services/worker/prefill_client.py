@@ -23,6 +23,7 @@ import grpc.aio
 
 from core.errors import RequestError, ServeError, WorkerLostError
 from core.ids import SessionId
+from core.kv_layout import KVLayout
 from core.worker_info import WorkerInfo
 from engine.messages import (
     CallPrefill,
@@ -37,6 +38,7 @@ from engine.messages import (
     TransportOffer,
 )
 from services.rpc.channel import open_channel
+from services.rpc.record_codec import decode_layout
 from services.rpc.status import error_kind, error_of_kind, error_of_status
 from services.rpc.v1 import baton_pb2 as pb
 from services.rpc.v1 import baton_pb2_grpc as pb_grpc
@@ -163,9 +165,9 @@ class _PrefillCall:
             asyncio.create_task(self._cancel_when_given_up(stream)),
         ]
         try:
-            await self._await_accepted(stream)
+            layout = await self._await_accepted(stream)
             while (frame := await stream.read()) is not grpc.aio.EOF:
-                self._relay(frame, send)
+                self._relay(frame, layout, send)
         except asyncio.CancelledError:
             # The stream was cancelled (given up), or this task was: either way nobody waits for more.
             if not self._given_up.is_set():
@@ -175,7 +177,8 @@ class _PrefillCall:
                 helper.cancel()
             stream.cancel()
 
-    async def _await_accepted(self, stream: grpc.aio.StreamStreamCall) -> None:
+    async def _await_accepted(self, stream: grpc.aio.StreamStreamCall) -> KVLayout:
+        """P's layout."""
         try:
             async with asyncio.timeout(ACCEPT_TIMEOUT_S):
                 frame = await stream.read()
@@ -186,11 +189,14 @@ class _PrefillCall:
             raise WorkerLostError(f"{self.candidate}: ended the session without a word")
         if frame.WhichOneof("frame") == "refused":
             raise _refusal_of(frame.refused)
+        return decode_layout(frame.accepted.layout)
 
-    def _relay(self, frame: pb.PrefillFrame, send: Callable[[ToEngine], None]) -> None:
+    def _relay(
+        self, frame: pb.PrefillFrame, layout: KVLayout, send: Callable[[ToEngine], None]
+    ) -> None:
         match frame.WhichOneof("frame"):
             case "announce":
-                send(PrefillAnnounced(*self._key, frame.announce.num_cached_tokens))
+                send(PrefillAnnounced(*self._key, frame.announce.num_cached_tokens, layout))
             case "done":
                 outputs = [decode_output(output) for output in frame.done.first_outputs]
                 cached, sends_kv = frame.done.num_cached_tokens, frame.done.sends_kv

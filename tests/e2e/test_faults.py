@@ -29,7 +29,7 @@ from tests.support.oracle import demo_model_path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
-NUM_PROMPTS, NUM_PROMPT_TOKENS, NUM_TOKENS = 24, 200, 64
+NUM_PROMPTS, NUM_PROMPT_TOKENS, NUM_TOKENS = 28, 200, 64
 LEASE_MS, SILENCE_MS, PREFILL_TIMEOUT_MS = 1000, 1000, 2000
 ROLES = {"p": "prefill", "d1": "decode", "d2": "decode"}
 ENGINE = {"num_blocks": 200, "max_model_len": 512, "max_num_batched_tokens": 128}
@@ -312,15 +312,35 @@ async def test_decode_killed_before_the_first_token(scene: Scene) -> None:
 
 @pytest.mark.failure_edge("D dies holding P's lease")
 async def test_decode_killed_during_the_transfer(scene: Scene) -> None:
-    """Tokens are out: the client gets the rest of them or is told that it will not, and P lets go."""
+    """Tokens are out: the client gets the rest of them from the other decode worker, and P lets go."""
     async with scene.asking() as (reply, task):
         await asyncio.to_thread(scene.wait_mid_transfer)
         owner = await asyncio.to_thread(scene.owner)
         await until(lambda: reply.token_ids != [], "a first token")
         await kill(owner)
-        await task
-    num_right = len(reply.token_ids) if reply.error else NUM_TOKENS
-    assert tuple(reply.token_ids) == scene.answers[reply.prompt][:num_right]
+        scene.check(await task)
+    await asyncio.to_thread(owner.wait_ready)
+    await scene.settle()
+
+
+@pytest.mark.public_case("B39")
+@pytest.mark.parametrize("is_asked", [False, True], ids=["killed", "asked to leave"])
+async def test_decode_gone_while_it_decodes(scene: Scene, is_asked: bool) -> None:
+    """Killed, or with no time to drain: the other one goes on, every token once."""
+    async with scene.asking() as (reply, task):
+        await until(lambda: len(reply.token_ids) >= 20, "twenty tokens")
+        assert len(reply.token_ids) < NUM_TOKENS
+        owner = await asyncio.to_thread(scene.owner)
+        if is_asked:
+            family = family_of(owner)
+            assert owner.process is not None
+            owner.process.terminate()
+            await asyncio.to_thread(owner.process.wait, 15)
+            await asyncio.to_thread(wait_gone, family)
+            owner.start()
+        else:
+            await kill(owner)
+        scene.check(await task)
     await asyncio.to_thread(owner.wait_ready)
     await scene.settle()
 

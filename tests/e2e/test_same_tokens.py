@@ -57,7 +57,7 @@ def test_split_cold_and_warm(split_cluster: Cluster, capsys: pytest.CaptureFixtu
 
 
 def test_by_default_all_ways_to_serve_give_equal_tokens(logs: Path) -> None:
-    """25 at a time on a mixed worker, a few of them alone there, split cold and split warm."""
+    """25 at a time on a mixed worker, a few of them alone there, split cold and warm, and between unlike workers."""
     with run_cluster(logs / "mixed-kept", {"m": "mixed"}) as mixed:
         some = mtbench_prompts(NUM_ALONE)
         alone = asyncio.run(ask_all(mixed.url, some, NUM_TOKENS, 1))
@@ -70,8 +70,15 @@ def test_by_default_all_ways_to_serve_give_equal_tokens(logs: Path) -> None:
         split.wait_idle()
         completed = split.workers["d"].metrics()["baton:sessions_completed_total"]
         assert completed >= NUM_PROMPTS, "every prompt was split"
+    roles, blocks = {"p": "prefill", "d": "decode"}, {"p": ["--block-size", "48"]}
+    with run_cluster(logs / "unlike", roles, own_arguments=blocks) as unlike:
+        other_blocks = asyncio.run(ask_all(unlike.url, some, NUM_TOKENS, NUM_ALONE))
+        unlike.wait_idle()
+        completed = unlike.workers["d"].metrics()["baton:sessions_completed_total"]
+        assert completed == NUM_ALONE, "every prompt was split"
     expected = [answer.token_ids for answer in together]
-    for way, answers in {"alone": alone, "cold": cold, "warm": warm}.items():
+    ways = {"alone": alone, "cold": cold, "warm": warm, "between unlike workers": other_blocks}
+    for way, answers in ways.items():
         differing = [i for i, a in enumerate(answers) if a.token_ids != expected[i]]
         assert differing == [], f"{way}: answers {differing} have other tokens"
 

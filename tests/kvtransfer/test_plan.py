@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from core.errors import LayoutMismatch
 from core.kv_layout import (
     KV_DTYPES,
-    Conversion,
     GroupKind,
     KVGroup,
     KVLayout,
+    Run,
     SlotFormat,
     can_convert,
 )
 from kvtransfer.coverage import Coverage
-from kvtransfer.plan import Extent, Piece, SlotConversion, TransferPlan, build_plan
-from kvtransfer.routes import PlannedRun, RankPair
+from kvtransfer.plan import Extent, Piece, SlotFormats, TransferPlan, build_plan
+from kvtransfer.routes import RankPair
 from tests.support.kv_shards import Bytes, block_bytes, random_kv, scatter
 
 POISON = 0xEE
@@ -36,7 +36,10 @@ def divides(num_heads: int, num_ranks: int) -> bool:
 
 @st.composite
 def layout_pairs(draw: st.DrawFn) -> tuple[KVLayout, KVLayout]:
-    """Two layouts of one model: any block sizes, KV dtypes and ranks that its heads divide over."""
+    """Two layouts of one model: any block sizes and ranks that its heads divide over, and KV dtypes where the second
+    names one for the wire.
+    """
+    wire_dtype = draw(st.none() | st.sampled_from(sorted(KV_DTYPES)))
     ranks = st.integers(1, MAX_RANKS)
     tensor_ranks = draw(st.tuples(ranks, ranks))
     pipeline_ranks = draw(st.tuples(ranks, ranks))
@@ -49,14 +52,19 @@ def layout_pairs(draw: st.DrawFn) -> tuple[KVLayout, KVLayout]:
         kind = GroupKind.SLIDING_WINDOW if window else GroupKind.FULL_ATTENTION
         heads, head_dim = draw(st.sampled_from(num_heads)), draw(st.integers(1, 3))
         source_dtype = draw(dtypes)
-        for side, dtype in zip(
-            groups, (source_dtype, draw(st.just(source_dtype) | dtypes)), strict=True
-        ):
+        other = source_dtype if wire_dtype is None else draw(st.just(source_dtype) | dtypes)
+        for side, dtype in zip(groups, (source_dtype, other), strict=True):
             side.append(KVGroup(kind, layers, heads, SlotFormat.of(dtype, head_dim), window))
     first_size = draw(st.integers(1, 64))
     sizes = (first_size, draw(st.just(first_size) | st.integers(1, 64)))
     source, destination = (
-        KVLayout(size, tuple(side), tensor_ranks=tensor_ranks[i], pipeline_ranks=pipeline_ranks[i])
+        KVLayout(
+            size,
+            tuple(side),
+            tensor_ranks=tensor_ranks[i],
+            pipeline_ranks=pipeline_ranks[i],
+            wire_dtype=wire_dtype,
+        )
         for i, (size, side) in enumerate(zip(sizes, groups, strict=True))
     )
     return source, destination
@@ -105,7 +113,7 @@ class Transfer:
 
 @st.composite
 def transfers(draw: st.DrawFn) -> Transfer:
-    plan = build_plan(*draw(layout_pairs()), Conversion.LOSSY)
+    plan = build_plan(*draw(layout_pairs()))
     size = plan.destination.block_size
     num_tokens = draw(st.integers(1, 70))
     first_token = draw(st.integers(0, (num_tokens - 1) // size)) * size
@@ -136,8 +144,12 @@ def empty_pools(layout: KVLayout, tables: list[list[int]]) -> list[Bytes]:
 
 @given(transfers())
 def test_runs_carry_what_gather_and_scatter_carry(transfer: Transfer) -> None:
-    rng = np.random.default_rng(transfer.seed)
-    wire, destination = transfer.plan.wire, transfer.plan.destination
+    """Between pools of one format, so that what is carried can be told."""
+    plan, rng = transfer.plan, np.random.default_rng(transfer.seed)
+    groups = zip(plan.source.groups, plan.destination.groups, strict=True)
+    wire = replace(plan.source, groups=tuple(replace(a, slot=b.slot) for a, b in groups))
+    destination = plan.destination
+    transfer = replace(transfer, plan=build_plan(wire, destination))
     kv = random_kv(destination, transfer.num_tokens, rng)
     source_tables = random_tables(wire, transfer.num_tokens, rng)
     tables = random_tables(destination, transfer.num_tokens, rng)
@@ -149,11 +161,14 @@ def test_runs_carry_what_gather_and_scatter_carry(transfer: Transfer) -> None:
         group = piece.cells.group
         source = sources[pair.source_rank][source_tables[group][piece.source_position]]
         block = tables[group][piece.cells.position]
-        for start, target, size in piece.runs:
-            carried = source[start : start + size]
-            assert len(carried) == size > 0
-            pools[pair.destination_rank][block, target : target + size] = carried
-            num_writes[pair.destination_rank][block, target : target + size] += 1
+        taken = [source[start : start + size] for start, size in piece.source_runs]
+        data = np.concatenate(taken)
+        assert len(data) == piece.num_bytes(destination.groups[group].slot) > 0
+        for start, size in piece.destination_runs:
+            pools[pair.destination_rank][block, start : start + size] = data[:size]
+            num_writes[pair.destination_rank][block, start : start + size] += 1
+            data = data[size:]
+        assert not len(data)
 
     needed = range(transfer.first_token, transfer.num_tokens)
     end_token = destination.num_blocks(transfer.num_tokens) * destination.block_size
@@ -196,12 +211,25 @@ def test_all_source_ranks_together_cover_it_and_no_fewer(
 
 
 @given(transfers())
-def test_no_two_runs_of_a_piece_could_be_one(transfer: Transfer) -> None:
+def test_no_two_runs_of_a_block_could_be_one(transfer: Transfer) -> None:
     for _, piece in transfer.pieces():
-        for (start, target, size), after in pairwise(piece.runs):
-            assert start + size <= after.source_offset_bytes
-            assert target + size <= after.destination_offset_bytes
-            assert (start + size, target + size) != after[:2]
+        for runs in (piece.source_runs, piece.destination_runs):
+            for (start, size), after in pairwise(runs):
+                assert start + size <= after.offset_bytes
+        if piece.num_slots == transfer.plan.destination.block_size:
+            runs = piece.destination_runs
+            assert all(sum(run) < after.offset_bytes for run, after in pairwise(runs))
+
+
+@given(transfers())
+def test_the_bytes_on_the_wire_are_known_beforehand(transfer: Transfer) -> None:
+    plan = transfer.plan
+    for extent in transfer.extents:
+        wire = plan.formats[extent.group].wire
+        for pair in plan.pairs:
+            pieces = plan.pieces(pair, extent, transfer.num_tokens)
+            num_bytes = sum(piece.num_bytes(wire) for piece in pieces)
+            assert plan.num_bytes(pair, extent, transfer.num_tokens) == num_bytes
 
 
 @given(transfers())
@@ -222,13 +250,12 @@ def test_cells_that_no_piece_has_are_refused(transfer: Transfer, data: st.DataOb
         return
     assert found.cells == cells
     assert min(found.source_position, cells.position) >= 0
-    block_sizes = (
-        transfer.plan.wire.rank_block_bytes(pair.source_rank),
-        transfer.plan.destination.rank_block_bytes(pair.destination_rank),
-    )
-    for run in found.runs:
-        assert 0 <= run.source_offset_bytes <= block_sizes[0] - run.num_bytes
-        assert 0 <= run.destination_offset_bytes <= block_sizes[1] - run.num_bytes
+    for layout, rank, runs in (
+        (transfer.plan.source, pair.source_rank, found.source_runs),
+        (transfer.plan.destination, pair.destination_rank, found.destination_runs),
+    ):
+        for run in runs:
+            assert 0 <= run.offset_bytes <= layout.rank_block_bytes(rank) - run.num_bytes
 
 
 @pytest.mark.parametrize(
@@ -248,7 +275,7 @@ def test_cells_that_no_piece_has_are_refused(transfer: Transfer, data: st.DataOb
     ],
 )
 def test_a_lie_of_a_peer_is_refused_at_once(lie: dict[str, int]) -> None:
-    plan = build_plan(make_layout(6), make_layout(4), Conversion.EXACT)
+    plan = build_plan(make_layout(6), make_layout(4))
     pair = plan.pair(0, 0)
     piece = plan.pieces(pair, Extent(0, 0, 3, 0, 9), num_tokens=9)[0]
     assert plan.piece_of(pair, piece.cells, 9) == piece
@@ -267,11 +294,9 @@ def test_ranks_that_share_nothing_are_no_pair() -> None:
 def test_equal_layouts_need_one_run_a_block_and_layer_range(
     layouts: tuple[KVLayout, KVLayout], num_tokens: int, data: st.DataObject
 ) -> None:
-    layout = layouts[0]
+    layout = replace(layouts[0], wire_dtype=None)
     plan = build_plan(layout, layout)
-    assert plan.is_identity
-    assert plan.wire == layout
-    assert not any(plan.conversions)
+    assert plan.is_identity == (layout.num_ranks == 1)
     group = data.draw(st.integers(0, len(layout.groups) - 1))
     layers = data.draw(cuts(0, len(layout.groups[group].layers)))[0]
     extent = Extent(group, layers.start, len(layers), 0, num_tokens)
@@ -285,7 +310,7 @@ def test_equal_layouts_need_one_run_a_block_and_layer_range(
             layer_bytes = shape.layer_bytes(layout.block_size)
             offset = piece.cells.first_layer * layer_bytes
             num_bytes = piece.cells.num_layers * layer_bytes
-            assert piece.runs == (PlannedRun(offset, offset, num_bytes),)
+            assert piece.source_runs == piece.destination_runs == (Run(offset, num_bytes),)
     covered = {pair.destination_rank for pair in plan.pairs if pair.routes[group]}
     assert covered == {r for r in range(layout.num_ranks) if layout.rank_groups(r)[group]}
 
@@ -298,11 +323,11 @@ def make_layout(
     num_heads: int = 2,
     dtype: str = "float32",
     num_layers: int = 3,
-    **ranks: Any,
+    **options: Any,
 ) -> KVLayout:
     slot = SlotFormat.of(dtype, 2)
     group = KVGroup(GroupKind.FULL_ATTENTION, tuple(range(num_layers)), num_heads, slot)
-    return KVLayout(block_size, (group,), **ranks)
+    return KVLayout(block_size, (group,), **options)
 
 
 def pairs_of(plan: TransferPlan) -> list[tuple[int, int]]:
@@ -311,32 +336,38 @@ def pairs_of(plan: TransferPlan) -> list[tuple[int, int]]:
 
 def test_a_head_split_is_one_run_a_layer() -> None:
     """Tensor ranks differ, block sizes do not: slabs stay whole."""
-    plan = build_plan(make_layout(), make_layout(tensor_ranks=2), Conversion.EXACT)
+    plan = build_plan(make_layout(), make_layout(tensor_ranks=2))
     assert not plan.is_identity
     assert pairs_of(plan) == [(0, 0), (0, 1)]
     (piece,) = plan.pieces(plan.pairs[1], Extent(0, 0, 3, 0, 3), num_tokens=3)
     slab = make_layout().groups[0].slab_bytes(4)
-    assert list(piece.runs) == [PlannedRun((2 * i + 1) * slab, i * slab, slab) for i in range(3)]
+    assert list(piece.source_runs) == [Run((2 * i + 1) * slab, slab) for i in range(3)]
+    assert piece.destination_runs == (Run(0, 3 * slab),)
 
 
 def test_a_pipeline_split_is_one_run_a_block() -> None:
-    plan = build_plan(make_layout(), make_layout(pipeline_ranks=2), Conversion.EXACT)
+    plan = build_plan(make_layout(), make_layout(pipeline_ranks=2))
     layer = make_layout().groups[0].layer_bytes(4)
     (piece,) = plan.pieces(plan.pairs[1], Extent(0, 0, 3, 0, 4), num_tokens=4)
-    assert piece.runs == (PlannedRun(2 * layer, 0, layer),)
+    assert (piece.source_runs, piece.destination_runs) == (
+        (Run(2 * layer, layer),),
+        (Run(0, layer),),
+    )
     assert piece.cells[2:4] == (0, 1)
 
 
 def test_other_block_sizes_move_k_and_v_of_each_head_apart() -> None:
-    plan = build_plan(make_layout(6, num_layers=1), make_layout(4, num_layers=1), Conversion.EXACT)
+    plan = build_plan(make_layout(6, num_layers=1), make_layout(4, num_layers=1))
     pieces = plan.pieces(plan.pairs[0], Extent(0, 0, 1, 4, 9), num_tokens=9)
     assert [(p.source_position, p.cells.position) for p in pieces] == [(0, 1), (1, 1), (1, 2)]
     assert [(p.cells.first_slot, p.cells.end_slot) for p in pieces] == [(0, 2), (2, 4), (0, 1)]
     row = 8  # two float32
-    assert list(pieces[0].runs) == [
-        PlannedRun((12 * head + 6 * part + 4) * row, (8 * head + 4 * part) * row, 2 * row)
-        for head in range(2)
-        for part in range(2)
+    parts = [(head, part) for head in range(2) for part in range(2)]
+    assert list(pieces[0].source_runs) == [
+        Run((12 * head + 6 * part + 4) * row, 2 * row) for head, part in parts
+    ]
+    assert list(pieces[0].destination_runs) == [
+        Run((8 * head + 4 * part) * row, 2 * row) for head, part in parts
     ]
 
 
@@ -355,13 +386,13 @@ def test_copies_of_a_head_are_read_from_different_ranks(
 ) -> None:
     source = make_layout(num_heads=1, tensor_ranks=source_ranks)
     destination = make_layout(num_heads=1, tensor_ranks=ranks)
-    assert pairs_of(build_plan(source, destination, Conversion.EXACT)) == pairs
+    assert pairs_of(build_plan(source, destination)) == pairs
 
 
 def test_nothing_to_carry_is_no_piece() -> None:
     plan = build_plan(make_layout(), make_layout())
     assert plan.pieces(plan.pairs[0], Extent(0, 0, 3, 5, 5), num_tokens=5) == []
-    other = build_plan(make_layout(), make_layout(pipeline_ranks=2), Conversion.EXACT)
+    other = build_plan(make_layout(), make_layout(pipeline_ranks=2))
     assert other.pieces(other.pairs[1], Extent(0, 0, 2, 0, 4), num_tokens=4) == []
 
 
@@ -395,45 +426,44 @@ CHANGES = ["nothing", "block size", "tensor ranks", "pipeline ranks", "dtype", "
 @given(
     layout_pairs(),
     st.lists(st.tuples(st.sampled_from(CHANGES), st.integers(1, 3)), max_size=2),
-    st.sampled_from(Conversion),
 )
 def test_a_plan_exists_exactly_when_the_layouts_convert(
-    layouts: tuple[KVLayout, KVLayout], changes: list[tuple[str, int]], allowed: Conversion
+    layouts: tuple[KVLayout, KVLayout], changes: list[tuple[str, int]]
 ) -> None:
     source, destination = layouts
     for change in changes:
         destination = changed(destination, *change)
-    if can_convert(source, destination, allowed):
-        plan = build_plan(source, destination, allowed)
-        assert plan.destination == destination
-        assert plan.is_identity or allowed is not Conversion.NONE
+    if can_convert(source, destination):
+        assert build_plan(source, destination).destination == destination
     else:
         with pytest.raises(LayoutMismatch):
-            build_plan(source, destination, allowed)
+            build_plan(source, destination)
+
+
+def test_a_mismatch_names_both_values() -> None:
+    with pytest.raises(LayoutMismatch, match=r"KV dtype.*source float32, destination bfloat16"):
+        build_plan(make_layout(), make_layout(dtype="bfloat16"))
 
 
 @pytest.mark.parametrize(
-    ("change", "values"),
+    "change",
     [
-        ({"block_size": 8}, ("block size", "source 4", "destination 8")),
-        ({"tensor_ranks": 2}, ("tensor ranks", "source 1", "destination 2")),
-        ({"pipeline_ranks": 3}, ("pipeline ranks", "source 1", "destination 3")),
+        {"block_size": 8},
+        {"tensor_ranks": 2},
+        {"pipeline_ranks": 3},
+        {"wire_dtype": "int8_per_token_head"},
     ],
 )
-def test_a_mismatch_names_both_values(change: dict[str, Any], values: tuple[str, ...]) -> None:
-    group = KVGroup(GroupKind.FULL_ATTENTION, (0,), 1, SlotFormat("plain", "float32", 2))
-    ours = KVLayout(4, (group,))
-    with pytest.raises(LayoutMismatch) as caught:
-        build_plan(ours, replace(ours, **change))
-    assert all(value in caught.value.message for value in values)
+def test_any_difference_makes_a_plan_more_than_the_identity(change: dict[str, Any]) -> None:
+    layout = make_layout()
+    assert build_plan(layout, layout).is_identity
+    assert build_plan(replace(layout, wire_dtype="bfloat16"), layout).is_identity
+    assert build_plan(layout, replace(layout, wire_dtype="float32")).is_identity
+    assert not build_plan(layout, replace(layout, **change)).is_identity
 
 
-def test_a_plan_names_the_conversion_of_each_group() -> None:
+def test_a_plan_names_the_formats_of_each_group() -> None:
     source = make_layout(dtype="bfloat16")
-    destination = make_layout(8, dtype="float32")
-    plan = build_plan(source, destination, Conversion.EXACT)
-    assert plan.conversions == (SlotConversion("bfloat16", "float32"),)
-    assert plan.wire == make_layout(dtype="float32")
-    with pytest.raises(LayoutMismatch, match=r"would lose bits.*source float32, destination bf"):
-        build_plan(destination, source, Conversion.EXACT)
-    assert build_plan(destination, source, Conversion.LOSSY).conversions
+    destination = make_layout(8, dtype="float32", wire_dtype="int8_per_token_head")
+    formats = [SlotFormat.of(d, 2) for d in ("bfloat16", "int8_per_token_head", "float32")]
+    assert build_plan(source, destination).formats == (SlotFormats(*formats),)

@@ -9,7 +9,6 @@ TESTS = Path(__file__).parents[1]
 ROWS = TESTS / "data" / "cases" / "failure-edges.jsonl"
 
 WAITING = {
-    "TP ranks disagree": "rank sessions",
     "tier read fails or is corrupt": "tiers",
 }
 """Rows about what is not built yet, and what that is. Nothing else may wait."""

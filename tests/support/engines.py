@@ -94,14 +94,14 @@ class EngineHarness:
         is_ledger: whether the model is the ledger, see there. network: what movers use instead of sockets.
         """
         self.config = EngineConfig(model="tiny", max_num_seqs=16, **{"ipc_dir": "none", **config})
-        model = _ledger(model_seed) if is_ledger else _tiny(model_seed, self.config.kv_dtype)
+        model = _ledger(self.config, model_seed) if is_ledger else _tiny(self.config, model_seed)
         self.layout, self.identity = model.layout, model.identity
-        self.root = HashRoot.of(self.identity, lossy_settings=(f"kv_dtype={self.config.kv_dtype}",))
+        self.root = HashRoot.of(self.identity, lossy_settings=self.config.lossy_settings)
         self.storage = storage = _allocate(self.layout, num_blocks + 1, is_staged=is_staged)
         self.pool = BlockPool(BlockLife(num_blocks + 1, storage.memory.generations))
         self.scheduler = Scheduler(
             SchedulerConfig(
-                block_size=BLOCK_SIZE,
+                block_size=self.config.block_size,
                 max_num_batched_tokens=budget,
                 max_num_seqs=16,
                 max_model_len=512,
@@ -214,16 +214,17 @@ class _Model(NamedTuple):
     sampler: Any
 
 
-def _tiny(seed: int, kv_dtype: str) -> _Model:
+def _tiny(config: EngineConfig, seed: int) -> _Model:
     model = tiny_model(seed)
-    layout = KVLayout(BLOCK_SIZE, model.config.kv_groups(kv_dtype))
+    groups = model.config.kv_groups(config.kv_dtype)
+    layout = KVLayout(config.block_size, groups, wire_dtype=config.wire_dtype)
     identity = KVIdentity(f"tiny{seed}", "float32", "float32", "", model.config.group_shapes())
     make_runner = partial(ModelRunner, model, layout, layers_per_range=1)
     return _Model(layout, identity, model.config.vocab_size, make_runner, Sampler())
 
 
-def _ledger(seed: int) -> _Model:
-    layout = ledger_layout(BLOCK_SIZE)
+def _ledger(config: EngineConfig, seed: int) -> _Model:
+    layout = ledger_layout(config.block_size)
     identity = KVIdentity(f"ledger{seed}", "float32", "float32", "", GROUP_SHAPES)
     make_runner = partial(LedgerRunner, layout)
     return _Model(layout, identity, ledger_model.VOCAB_SIZE, make_runner, LedgerSampler())
@@ -375,7 +376,8 @@ class Wire:
         if isinstance(message, RefusePrefill):
             self._lose(key, message.error_kind, message.message)
         elif isinstance(message, AnnouncePrefill):
-            self.decode.inbox.post(PrefillAnnounced(*key, message.num_cached_tokens))
+            layout = self.prefill[address].layout
+            self.decode.inbox.post(PrefillAnnounced(*key, message.num_cached_tokens, layout))
         elif isinstance(message, FirstTokens):
             self.decode.inbox.post(PrefillAnswered(*msgspec.structs.astuple(message)))
 
@@ -393,7 +395,7 @@ def _as_heard_by_prefill(message: Any, decode: EngineHarness) -> Any:
             message.num_held_tokens,
             decode.identity,
             decode.layout,
-            [TransportOffer(kind, [address]) for kind, address in decode.receivers.offers],
+            [TransportOffer(kind, list(addresses)) for kind, addresses in decode.receivers.offers],
             message.session_secret,
             message.lease_remaining_ms,
         )

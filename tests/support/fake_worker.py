@@ -77,7 +77,10 @@ def say(
     ends: bool = True,
     cached: int = 0,
 ) -> Script:
-    """Every choice says `text`, then EOS unless max_tokens cuts it; `ends` False goes on for ever."""
+    """Every choice says `text`, then EOS unless max_tokens cuts it; `ends` False goes on for ever.
+
+    A request that has output tokens already hears what comes after them.
+    """
     return speak(small_tokenizer().encode(text).ids, tokens_a_step, delay_s, ends, cached)
 
 
@@ -95,7 +98,9 @@ def speak(
         ids = [*spoken, eos] if ends else spoken * (most // len(spoken) + 1)
         reason = "stop" if len(ids) <= most and ends else "length"
         ids = ids[:most]
-        for start in range(0, len(ids), tokens_a_step):
+        had = [list(tokens.token_ids) for tokens in request.output_token_ids] or [[]]
+        assert all(tokens == ids[: len(had[0])] for tokens in had), "not what this worker says"
+        for start in range(len(had[0]), len(ids), tokens_a_step):
             part = ids[start : start + tokens_a_step]
             is_last = start + tokens_a_step >= len(ids)
             yield [

@@ -185,10 +185,14 @@ def run_cluster(
     *,
     redis_url: str = "",
     worker_arguments: list[str] | None = None,
+    own_arguments: dict[str, list[str]] | None = None,
     gateway_arguments: list[str] | None = None,
     threads: int = 1,
 ) -> Iterator[Cluster]:
-    """Start `roles` (worker name -> role) and a gateway that has every worker as a seed; stop all at the end."""
+    """Start `roles` (worker name -> role) and a gateway that has every worker as a seed; stop all at the end.
+
+    own_arguments: more arguments of some workers, by name.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     index = ["--redis-url", redis_url] if redis_url else []
     workers: dict[str, Node] = {}
@@ -198,6 +202,7 @@ def run_cluster(
         arguments = [role, str(demo_model_path()), "--served-model-name", MODEL_NAME]
         arguments += ["--port", str(port), "--metrics-port", str(metrics_port), "--worker-id", name]
         arguments += ["--num-threads", str(threads), *index, *(worker_arguments or [])]
+        arguments += (own_arguments or {}).get(name, [])
         health = f"http://127.0.0.1:{metrics_port}/health"
         workers[name] = Node(name, arguments, health, folder / f"{name}.log")
         seeds.append(f"127.0.0.1:{port}")

@@ -81,6 +81,7 @@ class Simulation:
     def new_engine(self) -> EngineHarness:
         """An engine as an operator would start it again: nothing of a former life in it."""
         return EngineHarness(
+            block_size=self.rng.choice([16, 16, 32]),
             num_blocks=self.rng.choice([13, 18, 40]),
             budget=self.rng.choice([16, 40]),
             is_ledger=True,

@@ -1,8 +1,10 @@
 // The functions that Python calls.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 
+#include "checksums.h"
 #include "team.h"
 
 namespace {
@@ -48,10 +50,34 @@ void baton_ledger_claim(void* ledger) { static_cast<Ledger*>(ledger)->claim(); }
 void baton_ledger_release(void* ledger) { static_cast<Ledger*>(ledger)->release(); }
 int32_t baton_ledger_grant(void* ledger) { return static_cast<Ledger*>(ledger)->grant_now(); }
 
-// Copies `count` runs of num_bytes bytes, each from and to its own offset.
-void baton_copy_runs(char* to, const char* from, const int64_t* to_offsets, const int64_t* from_offsets, int64_t count, int64_t num_bytes) {
-    for (int64_t i = 0; i < count; i++) std::memcpy(to + to_offsets[i], from + from_offsets[i], num_bytes);
+// Copies `count` runs of num_bytes bytes, each from and to its own offset. checksums: null, or where the CRC-32C of each
+// copy is put.
+void baton_copy_runs(char* to, const char* from, const int64_t* to_offsets, const int64_t* from_offsets, int64_t count, int64_t num_bytes, uint32_t* checksums) {
+    constexpr int64_t kStretch = 128 << 10;  // stays in a core's own cache
+    for (int64_t i = 0; i < count; i++) {
+        char* target = to + to_offsets[i];
+        const char* source = from + from_offsets[i];
+        if (!checksums) {
+            std::memcpy(target, source, num_bytes);
+            continue;
+        }
+        checksums[i] = 0;
+        for (int64_t done = 0; done < num_bytes; done += kStretch) {
+            const int64_t size = std::min(kStretch, num_bytes - done);
+            std::memcpy(target + done, source + done, size);
+            checksums[i] = crc32c(checksums[i], target + done, size);
+        }
+    }
 }
+
+// Puts the CRC-32C of `count` runs into checksums. way: -1 for the best.
+void baton_checksum_runs(const char* bytes, const int64_t* offsets, int64_t count, int64_t num_bytes, uint32_t* checksums, int32_t way) {
+    for (int64_t i = 0; i < count; i++)
+        checksums[i] = way < 0 ? crc32c(0, bytes + offsets[i], num_bytes) : crc32c_of(way, 0, bytes + offsets[i], num_bytes);
+}
+
+int32_t baton_num_checksum_ways() { return crc32c_num_ways(); }
+int32_t baton_best_checksum_way() { return crc32c_best_way(); }
 
 // ledger: null, or one that outlives the team.
 void* baton_team_create(int32_t num_threads, int32_t variant, void* ledger) {

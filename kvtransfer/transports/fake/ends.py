@@ -12,10 +12,17 @@ from core.kv_layout import KVLayout
 from kvtransfer.config import TransferConfig
 from kvtransfer.counters import TransferCounters
 from kvtransfer.events import PostEvent
-from kvtransfer.session import ReceiveSession, SendSession, SourceBlock
+from kvtransfer.session import (
+    OutgoingPlan,
+    ReceiveSession,
+    SendSession,
+    SessionKey,
+    SourceBlock,
+)
 from kvtransfer.transports.fake.packets import AnswerPacket, OpenPacket, RunPacket
 from kvtransfer.transports.intake import Intake
-from kvtransfer.transports.outbox import Lane, Outbox
+from kvtransfer.transports.outbox import Outbox, pushed_bytes
+from kvtransfer.transports.outgoing import Lane
 from kvtransfer.transports.runs import RunAnswer
 
 if TYPE_CHECKING:
@@ -33,9 +40,10 @@ class FakeReceiver:
         pool: memoryview,
         layout: KVLayout,
         post: PostEvent,
+        rank: int = 0,
     ) -> None:
         self._network = network
-        self.intake = Intake(life, pool, layout, post)
+        self.intake = Intake(life, pool, layout, post, rank)
         self._counters = self.intake.counters
         self._address = network.add_receiver(self)
 
@@ -82,12 +90,16 @@ class FakeSender:
         layout: KVLayout,
         post: PostEvent,
         config: TransferConfig,
+        rank: int = 0,
     ) -> None:
         self._network = network
         self._config = config
         self._counters = TransferCounters()
         self._num_failures: dict[str, int] = {}
-        self.outbox = Outbox(pool, layout, post, self._counters)
+        self._open_plans: dict[SessionKey, dict[str, OutgoingPlan | None]] = {}  # by address
+        self.outbox = Outbox(
+            pool, layout, post, self._counters, window_bytes=config.window_bytes, rank=rank
+        )
         network.senders.append(self)
 
     @property
@@ -100,12 +112,20 @@ class FakeSender:
         """Live counters of this end."""
         return self._counters
 
+    @property
+    def carries_plans(self) -> bool:
+        """See `Sender.carries_plans`."""
+        return True
+
     def reaches(self, address: str) -> bool:
         """See `Sender.reaches`."""
         return True
 
     def open(self, session: SendSession) -> None:
         """See `Sender.open`."""
+        plans = self._open_plans.setdefault(session.key, {})
+        assert session.address not in plans, f"session {session.key} is open there already"
+        plans[session.address] = session.plan
         self.outbox.open(session)
 
     def push(
@@ -118,11 +138,15 @@ class FakeSender:
         num_layers: int,
     ) -> None:
         """See `Sender.push`."""
-        self.outbox.note_push(group, len(blocks), first_layer, num_layers)
-        self.outbox.push((session, attempt), group, blocks, first_layer, num_layers)
+        key, layers = (session, attempt), (first_layer, num_layers)
+        plans = list(self._open_plans.get(key, {}).values())
+        num_bytes = pushed_bytes(self.outbox.layout, plans, group, blocks, layers)
+        self._counters.pushed_bytes_total += num_bytes
+        self.outbox.push(key, group, blocks, layers, num_bytes)
 
     def close_session(self, session: SessionId, attempt: int) -> None:
         """See `Sender.close_session`. What is on its way is a copy, so nothing has to be drained."""
+        self._open_plans.pop((session, attempt), None)
         self.outbox.close_session((session, attempt))
 
     def close(self) -> None:
@@ -149,15 +173,16 @@ class FakeSender:
 
     def take_answer(self, link: FakeLink, answer: AnswerPacket) -> None:
         """The receiver has spoken."""
-        self._num_failures[link.receiver.addresses[0]] = 0
+        address = link.receiver.addresses[0]
+        self._num_failures[address] = 0
+        lane = self.outbox.lanes[address]
         refusal = f"the receiver refuses session {answer.key}: unknown or ended"
         if answer.number:
             run_answer = RunAnswer(answer.number, answer.is_accepted)
-            self.outbox.answered(answer.key, run_answer, refusal)
+            self.outbox.answered(lane, answer.key, run_answer, refusal)
         elif not answer.is_accepted:
             link.opened.discard(answer.key)
-            session = self.outbox.find(answer.key)
-            if session is not None:
+            if (session := lane.sessions.get(answer.key)) is not None:
                 self.outbox.fail(session, TransferError(refusal))
 
     def lose(self, address: str, reason: str) -> None:

@@ -115,6 +115,10 @@ class AnnouncedInbound(InboundLink):
             raise TransferError(
                 f"peer announces bytes up to {end_bytes} of blocks of {pool.block_bytes}"
             )
+        if head.num_bytes > self._intake.block_bytes:
+            raise TransferError(
+                f"peer announces runs of {head.num_bytes} bytes for blocks of {self._intake.block_bytes}"
+            )
         columns = wire.parse_entries(rest)
         if max(columns.blocks) >= pool.num_blocks:
             raise TransferError(f"peer announces block {max(columns.blocks)} of {pool.num_blocks}")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from crc32c import crc32c
-
-from core.ids import BlockId
 from core.kv_layout import KVLayout
 from kvtransfer.config import TransferConfig
 from kvtransfer.counters import TransferCounters
@@ -13,7 +10,8 @@ from kvtransfer.pool_memory import PoolMemory
 from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.token_bucket import TokenBucket
 from kvtransfer.transports.links.wire import Announcement
-from kvtransfer.transports.outbox import Outbox, OutgoingRun
+from kvtransfer.transports.outbox import Outbox
+from kvtransfer.transports.outgoing import OutgoingRun
 
 MAX_RUN_BYTES = 4 << 20
 """Most bytes that a run of several blocks carries, so that sessions take turns."""
@@ -26,7 +24,7 @@ def announcing_outbox(
     bucket = TokenBucket(config.link_rate_bytes_s)
     max_bytes = bucket.slice_bytes if bucket.is_limited else MAX_RUN_BYTES
     return Outbox(
-        memory.buffer, layout, post, TransferCounters(),
+        memory.buffer, layout, post, TransferCounters(), window_bytes=config.window_bytes,
         max_run_blocks=wire.MAX_ENTRIES, max_run_bytes=max_bytes,
     )  # fmt: skip
 
@@ -34,10 +32,10 @@ def announcing_outbox(
 class Announcer:
     """Makes the announcements of one pool. Belongs to the sender's mover thread."""
 
-    def __init__(self, memory: PoolMemory, layout: KVLayout, *, is_checked: bool) -> None:
+    def __init__(self, memory: PoolMemory, outbox: Outbox, *, is_checked: bool) -> None:
         """is_checked: whether runs bear checksums."""
         self._memory = memory
-        self._block_bytes = layout.block_bytes
+        self._outbox = outbox
         self._is_checked = is_checked
 
     def pieces(self, run: OutgoingRun) -> list[memoryview]:
@@ -48,21 +46,13 @@ class Announcer:
             len(run.sources), run.place.offset_bytes, run.place.num_bytes, run.number,
         )  # fmt: skip
         generations = self._memory.generations
-        checksum = self._checksum if self._is_checked else _no_checksum
+        checksums = self._outbox.checksums(run) if self._is_checked else [0] * len(run.sources)
         entries = [
-            (position, valid_slots, block, checksum(run, block), generations[block])
-            for position, block, valid_slots in run.sources
+            (position, valid_slots, block, checksum, generations[block])
+            for (position, block, valid_slots), checksum in zip(run.sources, checksums, strict=True)
         ]
         return [memoryview(wire.pack_runs(announcement, entries))]
 
     def bytes_beside(self, run: OutgoingRun) -> int:
         """See OutboundCarrier.bytes_beside."""
         return run.num_bytes
-
-    def _checksum(self, run: OutgoingRun, block: BlockId) -> int:
-        start = block * self._block_bytes + run.place.offset_bytes
-        return crc32c(self._memory.buffer[start : start + run.place.num_bytes])
-
-
-def _no_checksum(_run: OutgoingRun, _block: BlockId) -> int:
-    return 0

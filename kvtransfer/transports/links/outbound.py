@@ -22,7 +22,8 @@ from kvtransfer.config import TransferConfig
 from kvtransfer.session import SessionKey
 from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.wire import Answer, FrameKind
-from kvtransfer.transports.outbox import Lane, Outbox, OutgoingRun, OutgoingSession
+from kvtransfer.transports.outbox import Outbox
+from kvtransfer.transports.outgoing import Lane, OutgoingRun, OutgoingSession
 from kvtransfer.transports.runs import RunAnswer
 
 _ANSWER_BUFFER_BYTES = wire.ANSWER_BYTES * 2048
@@ -296,13 +297,13 @@ class OutboundLink:
         )
         if answer.kind is FrameKind.OPEN:
             self._is_trusted |= answer.is_accepted
-            found = self._outbox.find(answer.key)
             if not answer.is_accepted:
                 self._opened.discard(answer.key)
-                if found is not None:
+                if (found := self.lane.sessions.get(answer.key)) is not None:
                     self._outbox.fail(found, TransferError(refusal))
         else:
-            self._outbox.answered(answer.key, RunAnswer(answer.number, answer.is_accepted), refusal)
+            run_answer = RunAnswer(answer.number, answer.is_accepted)
+            self._outbox.answered(self.lane, answer.key, run_answer, refusal)
 
     # ---- writing
 

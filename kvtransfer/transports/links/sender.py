@@ -18,11 +18,11 @@ from core.ids import SessionId
 from kvtransfer.config import TransferConfig
 from kvtransfer.counters import TransferCounters
 from kvtransfer.events import PostEvent, SendFailed, SessionDrained
-from kvtransfer.session import SendSession, SessionKey, SourceBlock
+from kvtransfer.session import OutgoingPlan, SendSession, SessionKey, SourceBlock
 from kvtransfer.transports.links.outbound import OutboundCarrier, OutboundLink
 from kvtransfer.transports.links.token_bucket import TokenBucket
 from kvtransfer.transports.links.wakeup import Wakeup
-from kvtransfer.transports.outbox import Outbox
+from kvtransfer.transports.outbox import Outbox, pushed_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class LinkSender:
         self._outbox = outbox
         self._carrier = carrier
         self._bucket = TokenBucket(config.link_rate_bytes_s)
-        self._open_keys: set[SessionKey] = set()
+        self._open_plans: dict[SessionKey, dict[str, OutgoingPlan | None]] = {}  # by address
         self._commands: deque[Callable[[], None]] = deque()
         self._wakeup = Wakeup()
         self._selector = selectors.DefaultSelector()
@@ -73,14 +73,20 @@ class LinkSender:
 
     # ---- engine thread
 
+    @property
+    def carries_plans(self) -> bool:
+        """See `Sender.carries_plans`."""
+        return True
+
     def reaches(self, address: str) -> bool:
         """See `Sender.reaches`."""
         return True
 
     def open(self, session: SendSession) -> None:
         """See `Sender.open`."""
-        assert session.key not in self._open_keys, f"session {session.key} is open already"
-        self._open_keys.add(session.key)
+        plans = self._open_plans.setdefault(session.key, {})
+        assert session.address not in plans, f"session {session.key} is open there already"
+        plans[session.address] = session.plan
         if not self._command(partial(self._take_open, session)):
             self._post(SendFailed(*session.key, TransferError("the sender has ended")))
 
@@ -94,18 +100,17 @@ class LinkSender:
         num_layers: int,
     ) -> None:
         """See `Sender.push`."""
-        key = (session, attempt)
-        self._outbox.note_push(group, len(blocks), first_layer, num_layers)
-        self._command(
-            partial(self._outbox.push, key, group, tuple(blocks), first_layer, num_layers)
-        )
+        key, layers = (session, attempt), (first_layer, num_layers)
+        plans = list(self._open_plans.get(key, {}).values())
+        num_bytes = pushed_bytes(self._outbox.layout, plans, group, blocks, layers)
+        self._counters.pushed_bytes_total += num_bytes
+        self._command(partial(self._outbox.push, key, group, tuple(blocks), layers, num_bytes))
 
     def close_session(self, session: SessionId, attempt: int) -> None:
         """See `Sender.close_session`."""
         key = (session, attempt)
-        if key not in self._open_keys:
+        if self._open_plans.pop(key, None) is None:
             return
-        self._open_keys.discard(key)
         if not self._command(partial(self._take_close, key)):
             self._post(SessionDrained(session, attempt))
 
@@ -176,10 +181,9 @@ class LinkSender:
             self._links[lane.address] = link
 
     def _take_close(self, key: SessionKey) -> None:
-        session = self._outbox.find(key)
-        link = self._links.get(session.lane.address) if session else None
-        if session is not None and link is not None:
-            link.detach(session)
+        for part in self._outbox.parts(key):
+            if (link := self._links.get(part.lane.address)) is not None:
+                link.detach(part)
         self._outbox.close_session(key)
 
     def _shut(self) -> None:

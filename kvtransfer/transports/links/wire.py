@@ -37,7 +37,7 @@ ANSWER_BYTES = 24
 
 _HELLO = struct.Struct("<8sHH52s")
 _OPEN = struct.Struct(f"<B7xQI12x{SECRET_BYTES}s")
-_RUN = struct.Struct("<B7xQIHHIHHIQIQ8x")  # after the kind, the fields of RunHeader in order
+_RUN = struct.Struct("<B7xQIHHIHHIQIQI4x")  # after the kind, the fields of RunHeader in order
 _RUNS = struct.Struct("<B?2xIQHHHHI4xQQQ8x")  # after the kind, the fields of Announcement in order
 _NUM_BLOCKS, _NUM_BLOCKS_AT = struct.Struct("<I"), 24
 _POOL = struct.Struct("<B3xIQQQQ16s8x")  # after the kind, the fields of RemotePool in order

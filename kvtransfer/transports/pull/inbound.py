@@ -20,10 +20,9 @@ import socket
 from collections import deque
 from collections.abc import Generator, Sequence
 
-from crc32c import crc32c
-
 from core.errors import TransferError
 from core.ids import BlockId
+from kernels.host_memory import checksum_runs
 from kvtransfer.pool_memory import GENERATION_BYTES, GENERATIONS_AT
 from kvtransfer.transports.base import COPY_SLICE_BYTES
 from kvtransfer.transports.incoming_run import Fate, IncomingRun
@@ -303,10 +302,10 @@ class PullInbound(AnnouncedInbound):
         announced: Sequence[int],
     ) -> None:
         """Fail the session where bytes of a block that is still meant are not those that were announced."""
-        pool, size = self._intake.pool, batch.num_bytes
+        found = checksum_runs(self._intake.memory, places, batch.num_bytes)
         found = [
-            crc32c(pool[place : place + size]) if is_meant else checksum
-            for place, is_meant, checksum in zip(places, intact, announced, strict=True)
+            ours if is_meant else checksum
+            for ours, is_meant, checksum in zip(found, intact, announced, strict=True)
         ]
         if found != list(announced):
             self._intake.fail_checksum(batch, found, announced)

@@ -13,6 +13,7 @@ from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.announcing import Announcer, announcing_outbox
 from kvtransfer.transports.links.sender import LinkSender
 from kvtransfer.transports.links.wire import RemotePool
+from kvtransfer.transports.outbox import Outbox
 from kvtransfer.transports.pull.engine import Engine
 from kvtransfer.transports.tcp import sockets
 
@@ -31,14 +32,18 @@ class PullSender(LinkSender):
     ) -> None:
         """engine: owned from now on. Raises ConfigError where it cannot be used."""
         self._engine = engine
+        outbox = announcing_outbox(memory, layout, post, config)
         try:
-            carrier = _PullCarrier(memory, layout, engine)
+            carrier = _PullCarrier(memory, layout, outbox, engine)
         except TransferError as error:
             engine.close()
             raise ConfigError(f"--kv-transports: {kind}: {error.message}") from error
-        super().__init__(
-            kind, announcing_outbox(memory, layout, post, config), carrier, post, config
-        )
+        super().__init__(kind, outbox, carrier, post, config)
+
+    @property
+    def carries_plans(self) -> bool:
+        """See `Sender.carries_plans`: what is read is what lies in the pool."""
+        return False
 
     def close(self) -> None:
         """See `Sender.close`."""
@@ -49,8 +54,10 @@ class PullSender(LinkSender):
 class _PullCarrier(Announcer):
     """See OutboundCarrier: the pool is shown with the first bytes, then announcements."""
 
-    def __init__(self, memory: PoolMemory, layout: KVLayout, engine: Engine) -> None:
-        super().__init__(memory, layout, is_checked=True)
+    def __init__(
+        self, memory: PoolMemory, layout: KVLayout, outbox: Outbox, engine: Engine
+    ) -> None:
+        super().__init__(memory, outbox, is_checked=True)
         with memoryview(memory.mapping) as whole:  # header and blocks
             address = engine.register(whole)
         description = engine.describe()

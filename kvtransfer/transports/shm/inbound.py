@@ -10,10 +10,9 @@ import os
 import socket
 from collections.abc import Sequence
 
-from crc32c import crc32c
-
 from core.errors import TransferError
 from core.ids import BlockId
+from kernels.host_memory import HostMemory, copy_runs
 from kvtransfer.pool_memory import PeerPool
 from kvtransfer.transports.base import COPY_SLICE_BYTES, MAX_SLICE_BYTES
 from kvtransfer.transports.intake import Intake
@@ -21,7 +20,6 @@ from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.announced import AnnouncedInbound, batch_of
 from kvtransfer.transports.links.wire import Announcement, Entries, Entry, Hello
 from kvtransfer.transports.runs import UNCHECKED, RunAnswer, RunBatch, RunHeader
-from kvtransfer.transports.shm.copying import RunCopier
 
 
 class ShmInbound(AnnouncedInbound):
@@ -36,12 +34,12 @@ class ShmInbound(AnnouncedInbound):
     ) -> None:
         super().__init__(sock, intake, hello, deadline_s)
         self._pool: PeerPool | None = None
-        self._copier: RunCopier | None = None
+        self._theirs: HostMemory | None = None
 
     def close(self) -> None:
         """See InboundLink.close."""
         if self._pool is not None:
-            self._copier = None
+            self._theirs = None
             self._pool.close()
             self._pool = None
         super().close()
@@ -65,7 +63,7 @@ class ShmInbound(AnnouncedInbound):
             os.close(descriptor)
             raise TransferError("peer sent two pools")
         self._pool = PeerPool(descriptor)
-        self._copier = RunCopier(self._intake.pool, self._pool.buffer)
+        self._theirs = HostMemory(self._pool.buffer)
 
     def _take_hello(self, frame: bytes | bytearray) -> None:
         super()._take_hello(frame)
@@ -108,21 +106,15 @@ class ShmInbound(AnnouncedInbound):
         self, pool: PeerPool, head: Announcement, blocks: Sequence[int], sources: Sequence[int]
     ) -> list[int]:
         """Copy each source block's run to its place in a block of ours; their checksums, where they are wanted."""
-        assert self._copier is not None
+        assert self._theirs is not None
         own, theirs, offset = self._intake.block_bytes, pool.block_bytes, head.offset_bytes
         place = self._intake.offset_bytes(head.group, head.first_layer, head.num_layers)
         to_places = [block * own + place for block in blocks]
         from_places = [block * theirs + offset for block in sources]
-        if not head.is_checked:
-            self._copier.copy(to_places, from_places, head.num_bytes)
-            return []
-        checksums: list[int] = []
-        size = max(1, MAX_SLICE_BYTES // head.num_bytes)  # what a core's own cache still holds
-        for start in range(0, len(blocks), size):
-            part = to_places[start : start + size]
-            self._copier.copy(part, from_places[start : start + size], head.num_bytes)
-            checksums += [crc32c(self._intake.pool[to : to + head.num_bytes]) for to in part]
-        return checksums
+        return copy_runs(
+            self._intake.memory, to_places, self._theirs, from_places, head.num_bytes,
+            is_checked=head.is_checked,
+        )  # fmt: skip
 
     def _unchanged(
         self, pool: PeerPool, blocks: Sequence[int], generations: Sequence[int]
@@ -143,7 +135,7 @@ class ShmInbound(AnnouncedInbound):
 
     def _take_run(self, pool: PeerPool, head: Announcement, entry: Entry) -> bool | None:
         """Whether one block's run is in the pool; None when another connection answers for it."""
-        assert self._copier is not None
+        assert self._theirs is not None
         checksum = entry.checksum if head.is_checked else UNCHECKED
         header = RunHeader(
             head.session, head.attempt, head.rank, head.group, entry.position, head.first_layer,
@@ -155,7 +147,8 @@ class ShmInbound(AnnouncedInbound):
             place = run.next_slice(MAX_SLICE_BYTES if head.is_checked else COPY_SLICE_BYTES)
             if run.is_inside:
                 start = source + header.num_bytes - run.num_bytes_left
-                self._copier.copy([run.slice_offset_bytes], [start], len(place))
+                to = [run.slice_offset_bytes]
+                copy_runs(self._intake.memory, to, self._theirs, [start], len(place))
                 if not all(self._unchanged(pool, [entry.block], [entry.generation])):
                     run.wrote(0)
                     self._intake.abandon(run)

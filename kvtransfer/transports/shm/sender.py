@@ -21,8 +21,13 @@ class ShmSender(LinkSender):
         self, memory: PoolMemory, layout: KVLayout, post: PostEvent, config: TransferConfig
     ) -> None:
         outbox = announcing_outbox(memory, layout, post, config)
-        carrier = _ShmCarrier(memory, layout, is_checked=config.shm_checksums)
+        carrier = _ShmCarrier(memory, outbox, is_checked=config.shm_checksums)
         super().__init__("shm", outbox, carrier, post, config)
+
+    @property
+    def carries_plans(self) -> bool:
+        """See `Sender.carries_plans`: what is copied is what lies in the pool."""
+        return False
 
     def reaches(self, address: str) -> bool:
         """See `Sender.reaches`: another host has no such path."""

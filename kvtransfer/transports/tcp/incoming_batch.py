@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from crc32c import crc32c
-
 from core.ids import BlockId
+from kernels.host_memory import checksum_runs
 from kvtransfer.session import SessionKey
 from kvtransfer.transports.base import MAX_SLICE_BYTES
 from kvtransfer.transports.intake import Intake
@@ -27,7 +26,6 @@ class IncomingBatch:
         self._intake, self._link = intake, link
         self._batch, self._number = batch, number
         self._announced = list(checksums)
-        self._found = [0] * len(self._announced)
         self._place = 0  # inside a block, known once the batch is known to fit
         self._blocks: list[BlockId] | None = None
         self._slices: list[memoryview] = []
@@ -70,8 +68,6 @@ class IncomingBatch:
     def wrote(self, num_bytes: int) -> None:
         """The transport has put this many bytes into the slices; with the last ones `answer` stands."""
         self._intake.count(received_bytes_total=num_bytes)
-        if self._blocks is not None:
-            self._add_checksums(num_bytes)
         self.num_bytes_left -= num_bytes
         if not self.num_bytes_left:
             self._finish()
@@ -91,27 +87,22 @@ class IncomingBatch:
         """What is still to be filled, in order."""
         size, pool = self._batch.num_bytes, self._intake.pool
         index, done = divmod(size * len(blocks) - self.num_bytes_left, size)
-        starts = [block * self._intake.block_bytes + self._place for block in blocks[index:]]
+        starts = self._starts(blocks[index:])
         first = pool[starts[0] + done : starts[0] + size]
         return [first, *(pool[start : start + size] for start in starts[1:])]
 
-    def _add_checksums(self, num_bytes: int) -> None:
-        index = (
-            self._batch.num_bytes * len(self._found) - self.num_bytes_left
-        ) // self._batch.num_bytes
-        for view in self._slices:
-            if num_bytes <= 0:
-                return
-            self._found[index] = crc32c(view[:num_bytes], self._found[index])
-            num_bytes -= len(view)
-            index += 1
+    def _starts(self, blocks: Sequence[BlockId]) -> list[int]:
+        return [block * self._intake.block_bytes + self._place for block in blocks]
 
     def _finish(self) -> None:
         if self._blocks is None:
             self.answer = self._intake.judge_batch(self._batch, self._number)
             return
-        if self._found != self._announced:
-            self._intake.fail_checksum(self._batch, self._found, self._announced)
+        found = checksum_runs(
+            self._intake.memory, self._starts(self._blocks), self._batch.num_bytes
+        )
+        if found != self._announced:
+            self._intake.fail_checksum(self._batch, found, self._announced)
         intact = [True] * len(self._blocks)
         is_all = self._intake.leave_batch(self._batch, self._blocks, intact)
         self.answer = RunAnswer(self._number, is_all)

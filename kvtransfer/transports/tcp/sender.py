@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 
-from crc32c import crc32c
-
 from core.kv_layout import KVLayout
 from kvtransfer.config import TransferConfig
 from kvtransfer.counters import TransferCounters
@@ -14,7 +12,8 @@ from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.sender import LinkSender
 from kvtransfer.transports.links.token_bucket import TokenBucket
 from kvtransfer.transports.links.wire import Announcement
-from kvtransfer.transports.outbox import Outbox, OutgoingRun
+from kvtransfer.transports.outbox import Outbox
+from kvtransfer.transports.outgoing import OutgoingRun
 from kvtransfer.transports.tcp import sockets
 
 MAX_RUN_BLOCKS = 32
@@ -22,14 +21,20 @@ MAX_RUN_BLOCKS = 32
 
 
 class TcpSender(LinkSender):
-    """`transports.base.Sender` over tcp. pool: all bytes, block after block."""
+    """`transports.base.Sender` over tcp. pool: all bytes of what this rank holds, block after block."""
 
     def __init__(
-        self, pool: memoryview, layout: KVLayout, post: PostEvent, config: TransferConfig
+        self,
+        pool: memoryview,
+        layout: KVLayout,
+        post: PostEvent,
+        config: TransferConfig,
+        rank: int = 0,
     ) -> None:
         bucket = TokenBucket(config.link_rate_bytes_s)
         outbox = Outbox(
             pool, layout, post, TransferCounters(),
+            window_bytes=config.window_bytes, rank=rank,
             max_run_blocks=MAX_RUN_BLOCKS, max_run_bytes=bucket.slice_bytes,
         )  # fmt: skip
         super().__init__("tcp", outbox, _TcpCarrier(outbox), post, config)
@@ -59,9 +64,10 @@ class _TcpCarrier:
             True, attempt, session, 0, run.group, run.first_layer, run.num_layers,
             len(payloads), run.place.offset_bytes, run.place.num_bytes, run.number,
         )  # fmt: skip
+        checksums = self._outbox.checksums(run)
         entries = [
-            (position, valid_slots, block, crc32c(payload), 0)
-            for (position, block, valid_slots), payload in zip(run.sources, payloads, strict=True)
+            (position, valid_slots, block, checksum, 0)
+            for (position, block, valid_slots), checksum in zip(run.sources, checksums, strict=True)
         ]
         return [memoryview(wire.pack_runs(announcement, entries)), *payloads]
 

@@ -56,7 +56,6 @@ class StreamRequest:
         "_num_open",
         "_outputs",
         "_waiter",
-        "has_output",
         "id",
     )
 
@@ -64,7 +63,6 @@ class StreamRequest:
         self, request: Request, cancel: Callable[[str, str], None], loop: asyncio.AbstractEventLoop
     ) -> None:
         self.id = str(request.id)
-        self.has_output = False
         self._cancel = cancel
         self._num_open = request.sampling.n
         self._outputs: list[pb.ChoiceOutput] = []
@@ -89,7 +87,6 @@ class StreamRequest:
 
     def deliver(self, output: pb.ChoiceOutput) -> None:
         """Called by the connection for each output of a step."""
-        self.has_output = True
         self._outputs.append(output)
         if output.finish_reason:
             self._num_open -= 1
@@ -172,11 +169,10 @@ class WorkerConnection:
         self._outgoing.put_nowait(pb.GatewayFrame(submit=submit))
         return active
 
-    def fail_unanswered(self, reason: str) -> None:
-        """End the requests that have had no output yet: their worker fell silent, another one may do."""
+    def fail_requests(self, reason: str) -> None:
+        """End every request: the worker fell silent, and another one may go on with them."""
         for active in list(self._requests.values()):
-            if not active.has_output:
-                active.fail(WorkerLostError(f"worker at {self.address}: {reason}"))
+            active.fail(WorkerLostError(f"worker at {self.address}: {reason}"))
 
     async def close(self) -> None:
         """End stream and requests for good. Idempotent."""

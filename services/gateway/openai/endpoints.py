@@ -12,7 +12,6 @@ from typing import TypeVar
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from core.errors import EngineDeadError, WorkerLostError
 from core.ids import RequestId
 from core.request import Request
 from services.gateway.asgi import EventStream, JsonResponse, cancel_on_disconnect
@@ -88,21 +87,12 @@ async def _answer(
 async def _whole(
     state: GatewayState, http: HttpRequest, prepared: Prepared, admission: Admission
 ) -> Response:
-    """An answer in one piece. Nothing is sent before its end, so a lost worker costs time only."""
-    losses = Losses(state.config.max_retries)
-    while True:
-        num_lost = len(losses.workers)
-        job = _make_job(state, prepared, losses)
-        admission.cancel = job.cancel
-        try:
-            async with cancel_on_disconnect(http.receive, job.cancel):
-                choices = await job.collect()
-            return JsonResponse(prepared.writer.whole(choices, job.usage()))
-        except (WorkerLostError, EngineDeadError):
-            nobody_else = len(losses.workers) == num_lost
-            if nobody_else or not losses.may_retry:
-                raise
-            state.metrics.retries.inc()
+    """An answer in one piece."""
+    job = _make_job(state, prepared, Losses(state.config.max_retries))
+    admission.cancel = job.cancel
+    async with cancel_on_disconnect(http.receive, job.cancel):
+        choices = await job.collect()
+    return JsonResponse(prepared.writer.whole(choices, job.usage()))
 
 
 async def _stream(

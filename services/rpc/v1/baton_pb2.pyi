@@ -266,18 +266,20 @@ class GroupShape(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
 
 class KVLayout(_message.Message):
-    __slots__ = ("block_size", "order", "groups", "tensor_ranks", "pipeline_ranks")
+    __slots__ = ("block_size", "order", "groups", "tensor_ranks", "pipeline_ranks", "wire_dtype")
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     TENSOR_RANKS_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_RANKS_FIELD_NUMBER: _ClassVar[int]
+    WIRE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     order: str
     groups: _containers.RepeatedCompositeFieldContainer[KVGroup]
     tensor_ranks: int
     pipeline_ranks: int
-    def __init__(self, block_size: _Optional[int] = ..., order: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[KVGroup, _Mapping]]] = ..., tensor_ranks: _Optional[int] = ..., pipeline_ranks: _Optional[int] = ...) -> None: ...
+    wire_dtype: str
+    def __init__(self, block_size: _Optional[int] = ..., order: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[KVGroup, _Mapping]]] = ..., tensor_ranks: _Optional[int] = ..., pipeline_ranks: _Optional[int] = ..., wire_dtype: _Optional[str] = ...) -> None: ...
 
 class KVGroup(_message.Message):
     __slots__ = ("kind", "layers", "num_kv_heads", "slot_format", "dtype", "head_dim", "window")

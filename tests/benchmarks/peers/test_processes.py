@@ -61,6 +61,20 @@ def test_a_server_that_ends_by_itself_is_told_with_its_log(tmp_path: Path) -> No
     process.stop()
 
 
+def test_a_peer_does_not_inherit_how_our_own_threads_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = ("OMP_WAIT_POLICY", "KMP_BLOCKTIME", "GOMP_SPINCOUNT", "MKL_NUM_THREADS")
+    for name in (*ours, "HF_HUB_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+    peer = ServerProcess("peer", ["env"], {"OMP_NUM_THREADS": "2"}, tmp_path / "log", True)
+    said, _ = peer.popen.communicate(timeout=20)
+    given = dict(line.split("=", 1) for line in said.decode().splitlines() if "=" in line)
+    assert not given.keys() & set(ours)
+    assert (given["OMP_NUM_THREADS"], given["HF_HUB_OFFLINE"]) == ("2", "1")
+    assert "PATH" in given
+
+
 def test_the_watch_takes_away_what_its_own_processes_did() -> None:
     with subprocess.Popen([sys.executable, "-c", BUSY]) as burner:
         try:

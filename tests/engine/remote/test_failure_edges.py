@@ -374,7 +374,7 @@ def test_what_a_given_up_attempt_still_says_is_not_taken_for_the_next() -> None:
             PrefillAnswered(session, 1, [ChoiceOutput(request.id, 0, [1])], 0, True),
             ReceiveFailed(session, 1, TransferError("late")),
             PrefillLost(session, 1, "PeerLost", "late"),
-            PrefillAnnounced(session, 1, 0),
+            PrefillAnnounced(session, 1, 0, wire.decode.layout),
         ]
         for message in late:
             wire.decode.inbox.post(message)

@@ -21,8 +21,7 @@ from kvtransfer.session import SendSession
 from kvtransfer.transports.base import COPY_SLICE_BYTES
 from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.wire import Announcement, Entry
-from kvtransfer.transports.shm import copying, sockets
-from kvtransfer.transports.shm.copying import RunCopier
+from kvtransfer.transports.shm import sockets
 from tests.kvtransfer.harness import FAST, Pair, Transfer, make_layout, pair
 from tests.kvtransfer.tcp_peers import HELLO
 
@@ -247,26 +246,6 @@ def test_the_path_goes_when_the_receiver_does() -> None:
         path = Path(p.receiver.addresses[0])
         assert path.is_socket()
     assert not path.exists()
-
-
-@pytest.mark.parametrize("is_native", [True, False])
-def test_runs_are_copied_with_and_without_the_native_library(
-    monkeypatch: pytest.MonkeyPatch, is_native: bool
-) -> None:
-    def missing() -> None:
-        raise ConfigError("not built")
-
-    if not is_native:
-        monkeypatch.setattr(copying, "library", missing)
-    source, destination = bytes(range(200)), bytearray(200)
-    copier = RunCopier(memoryview(destination), memoryview(source))
-    copier.copy([50, 0, 190], [0, 100, 33], 10)
-    expected = bytearray(200)
-    expected[50:60], expected[0:10], expected[190:200] = source[:10], source[100:110], source[33:43]
-    assert destination == expected
-    for to, start in (([191], [0]), ([0], [191]), ([-1], [0]), ([0], [-1])):
-        with pytest.raises(AssertionError):
-            copier.copy(to, start, 10)
 
 
 def test_an_announcement_that_names_a_block_twice_harms_nothing() -> None:

@@ -16,7 +16,7 @@ u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 sessions = st.builds(SessionId, st.integers(0, 2**63 - 1))
 
 
-@given(st.builds(RunHeader, sessions, u32, u16, u16, u32, u16, u16, u32, u64, u32, u64))
+@given(st.builds(RunHeader, sessions, u32, u16, u16, u32, u16, u16, u32, u64, u32, u64, u32))
 def test_a_run_header_survives(header: RunHeader) -> None:
     frame = wire.pack_run(header)
     assert len(frame) == wire.FRAME_BYTES

@@ -13,6 +13,7 @@ from tests.support.gateways import CHAT, COMPLETION, Gateway, chunks_of, eventua
 from tests.support.text_bundles import small_tokenizer
 
 TEXT = "one two three four the capital of France is Paris"
+NUM_TEXT_TOKENS = len(small_tokenizer().encode(TEXT).ids) + 1  # EOS too
 
 
 async def silence(request: pb.Request) -> AsyncIterator[list[pb.ChoiceOutput]]:
@@ -63,36 +64,97 @@ async def test_a_worker_lost_before_the_first_token_is_replaced_unseen(stream):
 
 
 @pytest.mark.public_case("B39")
-async def test_a_stream_whose_worker_dies_ends_with_one_error_after_a_clean_prefix():
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("num_choices", [1, 2])
+async def test_an_answer_whose_worker_dies_midway_goes_on_with_another(stream, num_choices):
+    """The other worker is given what the client has: no token comes twice, none is missing, usage counts each once."""
+    body = {"max_tokens": 50, "n": num_choices, "logprobs": 1, "temperature": 1}
     async with running_worker(say(TEXT), "w2") as w2:
         w1 = FakeWorker(say(TEXT, delay_s=0.03), "w1")
         await w1.start()
-        async with http_gateway(w1, w2) as gateway:
-            reading = await open_stream(gateway, COMPLETION | {"max_tokens": 50})
+        async with http_gateway(w1, w2, request_timeout_s=60) as gateway:
+            usage = {"stream_options": {"include_usage": True}} if stream else {}
+            asking = asyncio.create_task(gateway.complete(stream=stream, **body, **usage))
             await asyncio.sleep(0.15)
             await w1.stop()
-            *chunks, error = chunks_of(await reading)
-            assert error["error"]["code"] == "worker_lost"
-            assert set(error) == {"error"}
-            text = text_of(chunks)
-            assert text
-            assert TEXT.startswith(text)
-            assert not w2.submits
+            answer = await asking
+            assert answer.status_code == 200
+            chunks = chunks_of(answer.text) if stream else [answer.json()]
+            for choice in range(num_choices):
+                parts = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice]
+                assert "".join(part["text"] for part in parts) == TEXT
+                offsets = [o for p in parts if p["logprobs"] for o in p["logprobs"]["text_offset"]]
+                assert offsets == sorted(offsets)
+                assert len(offsets) == NUM_TEXT_TOKENS
+                assert [p["finish_reason"] for p in parts if p["finish_reason"]] == ["stop"]
+            assert chunks[-1]["usage"]["completion_tokens"] == num_choices * NUM_TEXT_TOKENS
+        (submit,) = w2.submits
+        had = [list(tokens.token_ids) for tokens in submit.request.output_token_ids]
+        assert len(had) == num_choices
+        assert all(0 < len(tokens) < NUM_TEXT_TOKENS for tokens in had)
+        first = w1.submits[0].request
+        assert submit.request.deadline_remaining_ms < first.deadline_remaining_ms - 50
+        assert submit.request.sampling == first.sampling
+        assert list(submit.request.prompt_token_ids) == list(first.prompt_token_ids)
 
 
-async def test_a_whole_answer_begins_anew_when_its_worker_dies_midway():
-    """Nothing was sent yet, so the client sees a slower answer, not an error."""
+async def test_a_stream_that_nobody_can_go_on_with_ends_with_one_error_after_a_clean_prefix():
+    w1 = FakeWorker(say(TEXT, delay_s=0.03), "w1")
+    await w1.start()
+    async with http_gateway(w1) as gateway:
+        reading = await open_stream(gateway, COMPLETION | {"max_tokens": 50})
+        await asyncio.sleep(0.15)
+        await w1.stop()
+        *chunks, error = chunks_of(await reading)
+        assert error["error"]["code"] == "worker_lost"
+        assert set(error) == {"error"}
+        text = text_of(chunks)
+        assert text
+        assert TEXT.startswith(text)
+
+
+async def test_a_choice_that_a_stop_string_ended_stays_ended():
+    """One of two choices has ended by a stop string of the gateway's when the worker dies."""
+
+    async def script(request: pb.Request) -> AsyncIterator[list[pb.ChoiceOutput]]:
+        ids = small_tokenizer().encode(TEXT).ids
+        for step, token_id in enumerate(ids):
+            yield [output(request, [token_id], 0), output(request, ids[step : step + 1], 1)]
+            await asyncio.sleep(0.03)
+
     async with running_worker(say(TEXT), "w2") as w2:
-        w1 = FakeWorker(say(TEXT, delay_s=0.03), "w1")
+        w1 = FakeWorker(script, "w1")
         await w1.start()
         async with http_gateway(w1, w2) as gateway:
-            asking = asyncio.create_task(gateway.complete(max_tokens=50))
-            await asyncio.sleep(0.15)
+            wish = {"max_tokens": 50, "n": 2, "temperature": 1, "stop": ["three"]}
+            body = COMPLETION | wish
+            reading = await open_stream(gateway, body)
+            await asyncio.sleep(0.05)
             await w1.stop()
-            body = (await asking).json()
-            assert body["choices"][0]["text"] == TEXT
-            assert body["usage"]["completion_tokens"] == len(small_tokenizer().encode(TEXT).ids) + 1
-            assert len(w2.submits) == 1
+            chunks = chunks_of(await reading)
+            for choice in (0, 1):
+                parts = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice]
+                assert "".join(part["text"] for part in parts) == "one two "
+                assert [p["finish_reason"] for p in parts if p["finish_reason"]] == ["stop"]
+        assert len(w2.submits) == 1
+
+
+async def test_a_worker_that_leaves_hands_its_requests_over():
+    """What a worker aborts by itself, as at the end of its time to drain, goes on elsewhere."""
+
+    async def leave(request: pb.Request) -> AsyncIterator[list[pb.ChoiceOutput]]:
+        ids = small_tokenizer().encode(TEXT).ids
+        yield [output(request, ids[:3])]
+        yield [output(request, [], finish_reason="abort")]
+
+    async with running_worker(leave, "w1") as w1, running_worker(say(TEXT), "w2") as w2:
+        async with http_gateway(w1, w2) as gateway:
+            text = ""
+            for _ in range(4):  # whoever is asked first
+                text = (await gateway.complete(max_tokens=50)).json()["choices"][0]["text"]
+                assert text == TEXT
+            assert w1.submits
+            assert w2.submits
 
 
 async def test_without_another_worker_the_loss_is_a_503():

@@ -127,18 +127,19 @@ async def test_time_limits_are_kept_here_also_when_the_worker_is_silent():
         await eventually(lambda: worker.cancelled == ["r"], "cancelled")
 
 
-async def test_only_requests_without_output_are_given_up_when_a_worker_falls_silent():
+async def test_every_request_is_given_up_when_a_worker_falls_silent():
+    """Those that have said something too: another worker goes on with them, and this one is told to stop."""
     async with running_worker(ENDLESS) as worker, connected(worker.address) as connection:
         spoken = connection.submit(request("spoken"), [])
         await spoken.receive()
         worker.is_silent = True
         waiting = connection.submit(request("waiting"), [])
-        connection.fail_unanswered("silent")
-        with pytest.raises(WorkerLostError, match="silent"):
-            await waiting.receive()
-        worker.is_silent = False
-        assert await spoken.receive()
-        spoken.close("enough")
+        connection.fail_requests("silent")
+        for active in (spoken, waiting):
+            with pytest.raises(WorkerLostError, match="silent"):
+                await active.receive()
+        await eventually(lambda: sorted(worker.cancelled) == ["spoken", "waiting"], "cancelled")
+        assert connection.num_requests == 0
 
 
 async def test_load_reports_are_kept():

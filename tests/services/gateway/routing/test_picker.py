@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from core.errors import ConfigError, ContextTooLong, OverloadedError
+from core.kv_layout import SlotFormat
 from core.worker_info import Role
 from services.gateway.config import RoutingConfig
 from services.gateway.routing.base import Candidate, Route, RouteQuery
@@ -89,14 +90,18 @@ def test_a_worker_that_is_too_short_is_out_and_the_longest_is_named():
 def test_prefill_workers_whose_kv_cannot_be_used_are_not_asked():
     decode = worker("d", Role.DECODE)
     other_model = replace(make_info().identity, model_digest="other")
-    other_layout = replace(make_info().layout, block_size=32)
+    group = make_info().layout.groups[0]
+    other_dtype = replace(group, slot=SlotFormat.of("fp8_e4m3", group.slot.head_dim))
+    other_layout = replace(make_info().layout, groups=(other_dtype,))
+    other_blocks = replace(make_info().layout, block_size=32)
     route = pick(
         decode,
         worker("p1", Role.PREFILL, info={"identity": other_model}),
         worker("p2", Role.PREFILL, info={"layout": other_layout}),
         worker("p3", Role.PREFILL),
+        worker("p4", Role.PREFILL, info={"layout": other_blocks}),
     )
-    assert names(route) == ("d", ["p3"])
+    assert names(route) == ("d", ["p3", "p4"])
 
 
 def test_an_idle_worker_goes_before_a_busy_one():

@@ -1,0 +1,101 @@
+"""Runs copied and checked, with the native library and without."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+from crc32c import crc32c
+
+from core.errors import ConfigError
+from kernels import host_memory
+from kernels.cpu.binding import library
+from kernels.host_memory import HostMemory, checksum_runs, copy_runs
+
+LENGTHS = [
+    0,
+    1,
+    7,
+    8,
+    63,
+    64,
+    255,
+    256,
+    257,
+    319,
+    320,
+    511,
+    512,
+    1000,
+    4096,
+    131_072,
+    131_073,
+    400_001,
+]
+
+
+@pytest.fixture(params=["native", "slices"], autouse=True)
+def _library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise ConfigError("not built")
+
+    if request.param == "slices":
+        monkeypatch.setattr(host_memory, "library", missing)
+
+
+def random_bytes(length: int) -> bytes:
+    return random.Random(length).randbytes(length)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_runs_of_any_length_are_copied_and_checked(length: int) -> None:
+    source, destination = random_bytes(2 * length + 5), bytearray(3 * length + 9)
+    starts, targets = [3, length + 5], [2 * length + 9, 1]
+    views = HostMemory(memoryview(destination)), HostMemory(memoryview(source))
+    sums = copy_runs(views[0], targets, views[1], starts, length, is_checked=True)
+    expected = bytearray(3 * length + 9)
+    for start, target in zip(starts, targets, strict=True):
+        expected[target : target + length] = source[start : start + length]
+    assert destination == expected
+    runs = [source[start : start + length] for start in starts]
+    assert sums == checksum_runs(views[1], starts, length) == [crc32c(run) for run in runs]
+
+
+def test_nothing_is_checked_unless_asked() -> None:
+    destination = bytearray(4)
+    views = HostMemory(memoryview(destination)), HostMemory(memoryview(b"abcd"))
+    assert copy_runs(views[0], [0], views[1], [0], 4) == []
+    assert destination == b"abcd"
+
+
+def test_the_checksum_is_the_standards() -> None:
+    """RFC 3720, appendix B.4, and the check value of CRC-32C."""
+    for data, checksum in (
+        (bytes(32), 0x8A9136AA),
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+        (b"123456789", 0xE3069283),
+    ):
+        assert checksum_runs(HostMemory(memoryview(data)), [0], len(data)) == [checksum]
+
+
+@pytest.mark.parametrize(("to", "start"), [(191, 0), (0, 191), (-1, 0), (0, -1)])
+def test_a_run_outside_is_refused(to: int, start: int) -> None:
+    views = HostMemory(memoryview(bytearray(200))), HostMemory(memoryview(bytes(200)))
+    with pytest.raises(AssertionError, match="a run"):
+        copy_runs(views[0], [to], views[1], [start], 10)
+    with pytest.raises(AssertionError, match="a run"):
+        checksum_runs(views[1], [start + to], 201)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_every_way_of_this_build_that_the_machine_has_agrees(length: int) -> None:
+    native = library()
+    data = random_bytes(length)
+    address = HostMemory(memoryview(data)).address
+    starts, sums = array("q", [0]), array("I", [0])
+    for way in range(native.baton_best_checksum_way(), native.baton_num_checksum_ways()):
+        places = starts.buffer_info()[0], sums.buffer_info()[0]
+        native.baton_checksum_runs(address, places[0], 1, length, places[1], way)
+        assert sums[0] == crc32c(data), way
