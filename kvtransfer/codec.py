@@ -32,7 +32,7 @@ def convert_slabs(
     rows = [_as_bytes(kept)]
     if kept_scales is not None:
         rows.append(_as_bytes(kept_scales))
-    return memoryview(np.concatenate(rows, axis=1).reshape(-1))
+    return np.concatenate(rows, axis=1).reshape(-1).data
 
 
 def _parts(
