@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from core.errors import ConfigError
 from engine import movers
 from engine.messages import AddPrefill, TransportOffer
 from tests.kvtransfer.memory_engine import MemoryEngine, Network
@@ -156,6 +157,23 @@ def test_a_session_goes_on_over_tcp_when_the_engine_fails(reads: Network, num_re
         assert answer(wire, request) == run_alone(request)
         assert sent_bytes(wire.prefill["p1"], "tcp") > 0
         assert wire.decode.stats.computed_prompt_tokens_total == 0
+
+
+@pytest.mark.parametrize("kind", ["nixl", "mooncake"])
+def test_the_package_itself_moves_kv(kind: str) -> None:
+    request = make_request("r", random_prompt(100), n=2, temperature=0.9, logprobs=2)
+    options = {"kv_transports": (kind, "tcp")}
+    try:
+        with split_pair(prefill=options, **options) as wire:
+            submit(wire, request, "p1")
+            run_to_end(wire, request)
+            assert answer(wire, request) == run_alone(request)
+            prefill = wire.prefill["p1"]
+            assert sent_bytes(prefill, kind) == prefill.senders.counters.sent_bytes_total > 0
+    except ConfigError as error:
+        if "is not installed" not in error.message:
+            raise
+        pytest.skip(error.message)
 
 
 @pytest.mark.parametrize("seed", range(200, 204))

@@ -16,7 +16,13 @@ from benchmarks.peers import install
 from tests.kvtransfer.harness import ENGINES
 
 ROOT = Path(__file__).parents[3]
-SUITES = ("test_contract.py", "test_schedules.py", "test_engine_ends.py")
+SUITES = [
+    *(
+        Path(__file__).with_name(f"test_{name}.py")
+        for name in ("contract", "schedules", "engine_ends")
+    ),
+    ROOT / "tests/engine/remote/test_transports.py",
+]
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -39,7 +45,7 @@ def runs() -> Iterator[dict[str, Run]]:
 
 def _start(kind: str, log: Path) -> Run:
     packages = install.transfer_engine(kind)
-    suites = [str(Path(__file__).with_name(name)) for name in SUITES]
+    suites = map(str, SUITES)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", kind, *suites]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{packages}"}
     output = log.open("w+")
