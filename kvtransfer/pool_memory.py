@@ -121,6 +121,14 @@ class PeerPool:
 _EPOCH_AT = 32
 
 
+def num_blocks_within(num_bytes: int, block_bytes: int) -> int:
+    """The most blocks whose PoolMemory, header included, takes no more than `num_bytes`; 0 where none fits."""
+    num_blocks = max(0, num_bytes) // (block_bytes + _GENERATION_BYTES)
+    while num_blocks and _header_bytes(num_blocks) + num_blocks * block_bytes > num_bytes:
+        num_blocks -= 1
+    return num_blocks
+
+
 def _header_bytes(num_blocks: int) -> int:
     used = _FIXED.size + num_blocks * _GENERATION_BYTES
     return -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
