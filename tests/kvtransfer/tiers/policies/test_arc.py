@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +50,38 @@ def test_every_list_and_the_target_are_the_papers(capacity: int, requests: list[
         assert evicted == paper.deleted
         assert lists(ours) == (paper.t1, paper.t2, paper.b1, paper.b2)
         assert ours.target == paper.p
+
+
+def mixed_requests(seed: int) -> list[int]:
+    """A hot set that moves, loops a little larger than the store, and scans: both ghost lists fill and are hit."""
+    draw = random.Random(seed)
+    requests: list[int] = []
+    for phase in range(60):
+        hot = range(10 * (phase % 5), 10 * (phase % 5) + 12)
+        kind = draw.choice(("hot", "loop", "scan"))
+        if kind == "hot":
+            requests += [draw.choice(hot) for _ in range(60)]
+        elif kind == "loop":
+            requests += [*range(100, 100 + draw.randint(8, 30))] * 3
+        else:
+            requests += range(1000 * phase + 1000, 1000 * phase + 1000 + draw.randint(5, 60))
+    return requests
+
+
+@pytest.mark.parametrize("capacity", [10, 16, 25])
+@pytest.mark.parametrize("seed", range(4))
+def test_long_workloads_are_the_papers_too(capacity: int, seed: int) -> None:
+    ours, paper = ArcPolicy[int](capacity), PaperArc(capacity)
+    steps: set[float] = set()
+    for key in mixed_requests(seed):
+        before = ours.target
+        request(ours, key)
+        paper.request(key)
+        assert lists(ours) == (paper.t1, paper.t2, paper.b1, paper.b2)
+        assert ours.target == paper.p
+        steps.add(ours.target - before)
+    assert max(steps) > 1, "no hit in B1 was worth more than one"
+    assert min(steps) < -1, "no hit in B2 was worth more than one"
 
 
 @given(st.integers(1, 8), st.lists(st.integers(0, 15), max_size=120))
