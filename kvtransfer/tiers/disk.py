@@ -115,7 +115,7 @@ class DiskTier(SlottedTier):
         by_age = sorted(found.records, key=lambda record: record.sequence)
         for record in by_age:
             self._digests[record.slot] = record.digest
-            self._sequences[record.slot] = self._num_placed = record.sequence
+            self._num_placed = record.sequence
         self._restore(Placement(record.key, record.slot) for record in by_age)
 
     def _admits(self, key: BlockKey) -> bool:

@@ -73,6 +73,8 @@ def test_a_restart_finds_every_block_with_its_group(tmp_path: Path) -> None:
 def test_what_came_last_leaves_last_after_a_restart(tmp_path: Path) -> None:
     tier = make_disk(tmp_path)
     store(tier, 1, 2)
+    tier.close()
+    tier = make_disk(tmp_path)
     store(tier, 3, 4)
     tier.close()
     tier = make_disk(tmp_path)
