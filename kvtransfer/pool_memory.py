@@ -124,6 +124,14 @@ class PeerPool:
             pass  # the collector closes it with the last view
 
 
+def num_blocks_within(num_bytes: int, block_bytes: int) -> int:
+    """The most blocks whose PoolMemory, header included, takes no more than `num_bytes`; 0 where none fits."""
+    num_blocks = max(0, num_bytes) // (block_bytes + GENERATION_BYTES)
+    while num_blocks and header_bytes_of(num_blocks) + num_blocks * block_bytes > num_bytes:
+        num_blocks -= 1
+    return num_blocks
+
+
 def header_bytes_of(num_blocks: int) -> int:
     """Whole pages in front of the blocks."""
     used = _FIXED.size + num_blocks * GENERATION_BYTES

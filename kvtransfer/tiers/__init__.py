@@ -1,0 +1,4 @@
+"""Tiers: bounded stores of whole KV blocks below the device pool, nearest first (host, disk).
+
+Knows bytes, keys and slots; neither models nor schedulers.
+"""

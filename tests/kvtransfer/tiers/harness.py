@@ -1,0 +1,107 @@
+"""Small tiers of every kind, and blocks whose bytes follow from their key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import xxhash
+
+from core.block_hash import BlockHash
+from kvtransfer.tiers.base import BlockKey, Placement, StorePlan, Tier
+from kvtransfer.tiers.disk import DiskConfig, DiskTier
+from kvtransfer.tiers.disk_files import HEADER_BYTES, RECORD_BYTES
+from kvtransfer.tiers.host import HostTier
+
+KINDS = ("host", "disk")
+BLOCK_BYTES = 1000  # no multiple of anything
+FINGERPRINT = b"tiers under test"
+
+
+def key(number: int, group: int = 0) -> BlockKey:
+    return BlockKey(BlockHash(number.to_bytes(16, "little")), group)
+
+
+def chain(*numbers: int) -> list[BlockKey]:
+    return [key(number) for number in numbers]
+
+
+def content(block_key: BlockKey, block_bytes: int = BLOCK_BYTES) -> bytes:
+    """The bytes that belong to a key."""
+    name = block_key.hash + bytes([block_key.group])
+    return (xxhash.xxh3_128_digest(name) * (block_bytes // 16 + 1))[:block_bytes]
+
+
+def capacity_bytes(kind: str, num_slots: int, block_bytes: int = BLOCK_BYTES) -> int:
+    """What so many blocks take in a tier of this kind, to the byte."""
+    if kind == "host":
+        header = -(-(64 + 8 * num_slots) // 4096) * 4096
+        return header + num_slots * block_bytes
+    return HEADER_BYTES + num_slots * (block_bytes + RECORD_BYTES)
+
+
+def make_tier(
+    kind: str,
+    folder: Path,
+    num_slots: int = 4,
+    policy: str = "lru",
+    *,
+    block_bytes: int = BLOCK_BYTES,
+    min_frequency: int = 0,
+    fingerprint: bytes = FINGERPRINT,
+) -> Tier:
+    num_bytes = capacity_bytes(kind, num_slots, block_bytes)
+    if kind == "host":
+        return HostTier(num_bytes, block_bytes, policy)
+    config = DiskConfig(folder, num_bytes, policy, min_frequency=min_frequency)
+    return DiskTier(config, block_bytes, fingerprint)
+
+
+def make_disk(folder: Path, num_slots: int = 4, **options: object) -> DiskTier:
+    tier = make_tier("disk", folder, num_slots, **options)  # type: ignore[arg-type]
+    assert isinstance(tier, DiskTier)
+    return tier
+
+
+def write_all(tier: Tier, placements: Sequence[Placement]) -> None:
+    for placement in placements:
+        tier.write(placement, memoryview(content(placement.key, tier.block_bytes)))
+
+
+def store(tier: Tier, *numbers: int) -> StorePlan:
+    """Store a chain, bytes and all."""
+    plan = tier.prepare_store(chain(*numbers))
+    assert plan is not None
+    write_all(tier, plan.placements)
+    tier.complete_store(plan.placements, ok=True)
+    return plan
+
+
+def load(tier: Tier, keys: Sequence[BlockKey]) -> list[bytes | None]:
+    """What a reader of these keys gets; None for a block that is not what was written."""
+    placements = tier.prepare_load(keys)
+    assert placements is not None
+    got: list[bytes | None] = []
+    damaged = []
+    for placement in placements:
+        buffer = bytearray(tier.block_bytes)
+        if tier.read(placement, memoryview(buffer)):
+            got.append(bytes(buffer))
+        else:
+            got.append(None)
+            damaged.append(placement)
+    tier.complete_load(placements, damaged)
+    return got
+
+
+def held(tier: Tier, numbers: Sequence[int]) -> list[int]:
+    """Those that are found."""
+    return [number for number in numbers if tier.lookup([key(number)])]
+
+
+def check_all(tier: Tier, numbers: Sequence[int]) -> int:
+    """Read whatever of these is found, and hold it to what belongs there; how many were right."""
+    found = held(tier, numbers)
+    for number in found:
+        assert load(tier, [key(number)]) == [content(key(number), tier.block_bytes)]
+    return len(found)
