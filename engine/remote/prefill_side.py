@@ -284,7 +284,9 @@ class PrefillSide:
         if usable := self._senders.usable(offers, plan):
             return plan, usable
         offered = ", ".join(offer.kind for offer in message.transports) or "none"
-        raise LayoutMismatch(f"transports: ours {', '.join(self._senders.kinds)}, theirs {offered}")
+        ours = ", ".join(self._senders.kinds)
+        reason = "" if plan.is_identity else "; layouts differ, which not every transport carries"
+        raise LayoutMismatch(f"transports: ours {ours}, theirs {offered}{reason}")
 
     def _send_computed(self, session: PrefillSession) -> None:
         """Over its best way, all that is there between two steps; the rest follows as it is computed."""
