@@ -54,8 +54,8 @@ class EngineConfig:
     core_ledger: file through which the workers on a machine share its cores; `auto` is one for each user, `none` makes
         every worker use all its threads whatever others do.
     data_host: address the data endpoint listens on.
-    kv_transports: how KV may come from other workers, best first, between commas: `shm` and `tcp` are always there,
-        `nixl` and `mooncake` where their packages are installed.
+    kv_transports: how KV may come from other workers, best first, between commas: `tcp`; `shm` unless `--ipc-dir` is
+        `none`; `nixl` and `mooncake` where their packages are installed.
     ipc_dir: directory in which workers of this host find each other to hand KV over in shared memory (`--ipc-dir`);
         `auto` is one for each user, `none` leaves only tcp.
     shm_checksums: whether KV in shared memory is checked by CRC-32C, as it is over tcp.

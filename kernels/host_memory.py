@@ -27,10 +27,11 @@ class HostMemory:
         return len(self.view)
 
     def check(self, offsets: Sequence[int], num_bytes: int) -> None:
-        """AssertionError unless there is such a run at each offset."""
-        assert min(offsets) >= 0 <= num_bytes, f"a run at {min(offsets)} of {num_bytes} bytes"
-        end = max(offsets) + num_bytes
-        assert end <= len(self.view), f"a run ends at {end} of {len(self.view)} bytes"
+        """Raises ValueError unless there is such a run at each offset."""
+        if num_bytes < 0 or min(offsets) < 0 or max(offsets) + num_bytes > len(self.view):
+            raise ValueError(
+                f"runs of {num_bytes} bytes from {min(offsets)} to {max(offsets)} do not lie in {len(self.view)} bytes"
+            )
 
 
 def copy_runs(
@@ -43,6 +44,8 @@ def copy_runs(
     is_checked: bool = False,
 ) -> list[int]:
     """From each source offset to its destination offset, `num_bytes` each; their checksums where they are wanted."""
+    if len(to_offsets) != len(source_offsets):
+        raise ValueError(f"{len(to_offsets)} places for {len(source_offsets)} runs")
     to.check(to_offsets, num_bytes)
     source.check(source_offsets, num_bytes)
     if (native := _native()) is None:

@@ -1,8 +1,9 @@
 """What the ranks of a receiving worker say of a session, as one: the worker has what all of them have.
 
 Each rank takes in its own part, over links of its own, and they need not agree: one may be complete while another has
-lost its sender. So a block is whole when it is on every rank, a session complete when it is on every rank, and failed
-when it is on any. What one rank says of a session that has failed elsewhere is dropped.
+lost its sender. So a block is whole when it is whole on every rank that holds a layer of its group, a session complete
+when it is on every rank, and failed when it is on any. What one rank says of a session that has failed elsewhere is
+dropped.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
+from core.kv_layout import KVLayout
 from kvtransfer.events import MoverEvent, ReceiveFailed, RunAdmitted, SessionComplete
 from kvtransfer.session import SessionKey
 
@@ -28,8 +32,12 @@ class _Session:
 class RankJoin:
     """Engine thread only. Sessions are known from `expect` to `forget`; of others every event is dropped."""
 
-    def __init__(self, num_ranks: int) -> None:
-        self._num_ranks = num_ranks
+    def __init__(self, layout: KVLayout) -> None:
+        self._num_ranks = layout.num_ranks
+        self._num_holders = [
+            sum(bool(layout.rank_share(group, rank).layers) for rank in range(layout.num_ranks))
+            for group in range(len(layout.groups))
+        ]
         self._sessions: dict[SessionKey, _Session] = {}
 
     def expect(self, key: SessionKey) -> None:
@@ -55,5 +63,6 @@ class RankJoin:
             case RunAdmitted(is_block_whole=True):
                 place = (event.group, event.position)
                 session.num_whole[place] += 1
-                return event if session.num_whole[place] == self._num_ranks else None
-        return None
+                if session.num_whole[place] < self._num_holders[event.group]:
+                    return replace(event, is_block_whole=False)
+        return event

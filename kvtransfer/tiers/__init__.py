@@ -1,4 +1,4 @@
 """Tiers: bounded stores of whole KV blocks below the device pool, nearest first (host, disk).
 
-Knows bytes, keys and slots; neither models nor schedulers.
+Knows bytes, keys and slots; neither models nor schedulers. No engine has one yet.
 """

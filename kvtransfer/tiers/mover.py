@@ -127,6 +127,8 @@ class TierMover:
                 num_written += 1
         except OSError as error:
             logger.warning("a block cannot be stored: %s", error)
+        except Exception:  # whatever it is, the rest of the job has to be answered
+            logger.exception("a block cannot be stored")
         self._end_store(tuple(job.placements[:num_written]), ok=True)
         self._end_store(tuple(job.placements[num_written:]), ok=False)
 
@@ -142,9 +144,16 @@ class TierMover:
             damaged = [
                 placement
                 for placement, block in zip(placements, blocks, strict=True)
-                if not self._tier.read(placement, block)
+                if not self._is_read(placement, block)
             ]
             self._post(LoadDone(tuple(placements), tuple(damaged)))
+
+    def _is_read(self, placement: Placement, block: memoryview) -> bool:
+        try:
+            return self._tier.read(placement, block)
+        except Exception:
+            logger.exception("a block cannot be read")
+            return False
 
     def _give_up(self) -> None:
         """Nothing is left unanswered."""

@@ -98,7 +98,10 @@ class Senders:
         first: dict[str, Offer] = {}
         for offer in offers:
             sender = self._senders.get(offer.kind)
-            if sender is None or len(offer.addresses) != plan.destination.num_ranks:
+            addresses = set(offer.addresses)  # one a rank, none twice
+            if sender is None or len(addresses) != len(offer.addresses):
+                continue
+            if len(addresses) != plan.destination.num_ranks:
                 continue
             if not plan.is_identity and not sender.carries_plans:
                 continue

@@ -25,6 +25,14 @@ class Fate(Enum):
     LATE = auto()
 
 
+class OpenOutcome(Enum):
+    """What becomes of a peer that shows a secret for a session."""
+
+    ACCEPTED = auto()
+    ENDED = auto()
+    STRANGER = auto()
+
+
 class LiveSession:
     """An expected session: where its blocks are, what has arrived, who writes."""
 

@@ -16,11 +16,10 @@ Runs of several blocks may come as one batch, which is written whole or not begu
     paused --a newer connection begins--> lost
     enter_batch --anything else--> taken run by run
 
-A slice is written between `IncomingRun.next_slice`, which enters the block, and
-`IncomingRun.wrote`, which leaves it. Whether a session still stands is looked at and the block
-entered in one critical section, which `forget` shares: after `forget` no slice begins, nothing is
-admitted and no event of the session is posted. A slice that is inside goes on to its end, counted
-by the block's life.
+A slice is written between `IncomingRun.next_slice`, which enters the block, and `IncomingRun.wrote`, which leaves it.
+Whether a session still stands is looked at and the block entered in one critical section, which `forget` shares: after
+`forget` no slice begins, nothing is admitted and no event of the session is posted. A slice that is inside goes on to
+its end, counted by the block's life.
 
 `expect` and `forget` belong to the engine thread, the rest to mover threads; a run to one of them.
 """
@@ -31,10 +30,9 @@ import hmac
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from enum import Enum, auto
 
 from core.blocks import BlockLife
-from core.errors import ChecksumMismatch, LayoutMismatch, TransferError
+from core.errors import ChecksumMismatch, TransferError
 from core.ids import BlockId, SessionId
 from core.kv_layout import KVLayout
 from kernels.host_memory import HostMemory
@@ -42,23 +40,18 @@ from kvtransfer.counters import TransferCounters
 from kvtransfer.events import PostEvent, ReceiveFailed, RunAdmitted, SessionComplete, WriterLeft
 from kvtransfer.session import ReceiveSession, SessionKey
 from kvtransfer.transports.base import MAX_SLICE_BYTES
-from kvtransfer.transports.incoming_run import EndedSession, Fate, IncomingRun, LiveSession
+from kvtransfer.transports.incoming_run import (
+    EndedSession,
+    Fate,
+    IncomingRun,
+    LiveSession,
+    OpenOutcome,
+)
 from kvtransfer.transports.planned_run import PlannedRun
 from kvtransfer.transports.runs import UNCHECKED, RunAnswer, RunBatch, RunHeader, RunPlaces
 
 MAX_ENDED_SESSIONS = 4096
 """Ended sessions that are remembered, so that a late peer is told from a stranger."""
-
-_MAX_WIDENING = 8
-"""How much larger than a block its KV may be on the wire: float32 for fp8, with room."""
-
-
-class OpenOutcome(Enum):
-    """What becomes of a peer that shows a secret for a session."""
-
-    ACCEPTED = auto()
-    ENDED = auto()
-    STRANGER = auto()
 
 
 class Intake:
@@ -135,6 +128,12 @@ class Intake:
         with self._lock:
             return key in self._live
 
+    def has_plan(self, key: SessionKey) -> bool:
+        """Whether an expected session has a plan."""
+        with self._lock:
+            live = self._live.get(key)
+            return live is not None and live.session.plan is not None
+
     def is_batch_inside(self, key: SessionKey) -> bool:
         """Whether a batch of the session is inside its blocks."""
         with self._lock:
@@ -168,7 +167,9 @@ class Intake:
         with self._lock:
             live = self._live.get(header.key) if is_opened else None
             if live is None or live.is_failed:
-                self._check_late(header)
+                ended = self._ended.get(header.key)
+                had_plan = live.session.plan is not None if live else ended and ended.had_plan
+                self._places.check_late(header, self.block_bytes, had_plan=bool(had_plan))
                 return IncomingRun(self, header, None, Fate.LATE)
             try:
                 run = self._new_run(header, live)
@@ -182,18 +183,6 @@ class Intake:
             else:
                 run.fate = Fate.COVERED
             return run
-
-    def _check_late(self, header: RunHeader) -> None:
-        """Raise unless a run that goes to scratch is one that its session could have had."""
-        ended = self._ended.get(header.key)
-        if ended is None or not ended.had_plan:
-            self._places.place(header)
-            return
-        limit_bytes = _MAX_WIDENING * self.block_bytes
-        if not 0 < header.num_bytes <= limit_bytes:
-            raise LayoutMismatch(
-                f"run is announced with {header.num_bytes} bytes; here at most {limit_bytes} are taken"
-            )
 
     def _new_run(self, header: RunHeader, live: LiveSession) -> IncomingRun:
         if live.session.plan is None:
@@ -351,7 +340,11 @@ class Intake:
             if run.fate is Fate.COVERED:
                 self.counters.duplicate_runs_total += 1
                 is_covered = not live.coverage.lacking_layers(*run.cells)
-                return RunAnswer(header.number, True) if is_covered else None
+                is_coming = any(other.overlaps(run) for other in live.writing)
+                is_coming |= live.batch_inside is not None
+                return (
+                    None if is_coming and not is_covered else RunAnswer(header.number, is_covered)
+                )
             if header.checksum not in (run.checksum, UNCHECKED):
                 self._fail_checksum(live, header, run.checksum)
                 return RunAnswer(header.number, False)
@@ -369,27 +362,27 @@ class Intake:
     def _admit(self, live: LiveSession, run: IncomingRun) -> None:
         live.coverage.admit(*run.cells)
         self.counters.admitted_runs_total += 1
-        session, attempt = run.header.key
-        group, position, first_layer, num_layers = run.cells[:4]
-        is_whole = live.coverage.is_block_whole(group, position)
-        self._post(
-            RunAdmitted(session, attempt, group, position, first_layer, num_layers, is_whole)
-        )
+        is_whole = live.coverage.is_block_whole(*run.cells[:2])
+        self._post(RunAdmitted(*run.header.key, *run.cells[:4], is_whole))
         if live.coverage.is_complete:
-            self._post(SessionComplete(session, attempt))
+            self._post(SessionComplete(*run.header.key))
 
-    def fail_checksum(
-        self, batch: RunBatch, found: Sequence[int], announced: Sequence[int]
+    def check_batch(
+        self,
+        batch: RunBatch,
+        found: Sequence[int],
+        announced: Sequence[int],
+        intact: Sequence[bool],
     ) -> None:
-        """Fail the session of a batch for the first of its runs that is not what was announced."""
-        with self._lock:
-            live = self._live.get(batch.key)
-            wrong = next(
-                i for i, pair in enumerate(zip(found, announced, strict=True)) if len(set(pair)) > 1
-            )
-            if live is not None:
-                header = batch.header(wrong, announced[wrong], 0)
-                self._fail_checksum(live, header, found[wrong])
+        """Fail the session of a batch for the first run that is still meant and not what was announced."""
+        for index, (ours, theirs, is_meant) in enumerate(
+            zip(found, announced, intact, strict=True)
+        ):
+            if is_meant and ours != theirs:
+                with self._lock:
+                    if (live := self._live.get(batch.key)) is not None:
+                        self._fail_checksum(live, batch.header(index, theirs, 0), ours)
+                return
 
     def _fail_checksum(self, live: LiveSession, header: RunHeader, found: int) -> None:
         self.counters.checksum_errors_total += 1

@@ -15,6 +15,10 @@ UNCHECKED = -1
 """For a checksum: the bytes are not checked, since no wire carries them."""
 
 
+_MAX_WIDENING = 8
+"""How much larger than a block its KV may be on the wire: float32 for fp8, with room."""
+
+
 class RunHeader(NamedTuple):
     """What a sender says of a run before its bytes. Nothing in it is trusted before `RunPlaces`.
 
@@ -117,6 +121,17 @@ class RunPlaces:
     def check(self, batch: RunBatch) -> Run:
         """The same for runs of several blocks."""
         return self._place(batch, min(batch.valid_slots), max(batch.valid_slots))
+
+    def check_late(self, header: RunHeader, block_bytes: int, *, had_plan: bool) -> None:
+        """Raise unless a run that goes to scratch is one that its session could have had."""
+        if not had_plan:
+            self.place(header)
+            return
+        limit_bytes = _MAX_WIDENING * block_bytes
+        if not 0 < header.num_bytes <= limit_bytes:
+            raise LayoutMismatch(
+                f"run is announced with {header.num_bytes} bytes; here at most {limit_bytes} are taken"
+            )
 
     def _place(self, run: RunHeader | RunBatch, least_slots: int, most_slots: int) -> Run:
         key = (run.group, run.first_layer, run.num_layers)

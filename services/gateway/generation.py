@@ -74,6 +74,7 @@ class Generation:
         self._model = model
         self._metrics = RequestMetrics(services.metrics.model(request.model), request, arrived_at)
         self._active: ActiveRequest | None = None
+        self._has_output = False  # of the worker that has the request now
         self._cancelled: ServeError | None = None
         vocabulary = model.text.vocabulary
         self._assemblers = [
@@ -140,6 +141,7 @@ class Generation:
         if self._cancelled is not None:
             raise self._cancelled
         route = routed.route
+        self._has_output = False
         num_open = sum(not assembler.is_finished for assembler in self._assemblers)
         active = self._active = self._services.driver.start(
             self.request, route.owner.info, [candidate.info for candidate in route.prefill]
@@ -147,20 +149,32 @@ class Generation:
         try:
             while num_open:
                 outputs = await active.receive()
-                deltas = []
-                for output in outputs:
-                    delta = self._assemble(output, routed)
-                    if delta is not None:
-                        deltas.append(delta)
-                        num_open -= bool(delta.finish_reason)
+                deltas, error = self._assemble_all(outputs, routed)
+                num_open -= sum(bool(delta.finish_reason) for delta in deltas)
                 if deltas:
                     self._metrics.stepped(deltas, self._assemblers, self.num_cached_tokens)
                     if not num_open:
                         active.close("stop string")
                     yield deltas
+                if error is not None:
+                    raise error
         finally:
             self._active = None
             active.close("client is gone")
+
+    def _assemble_all(
+        self, outputs: Sequence[pb.ChoiceOutput], routed: RoutedRequest
+    ) -> tuple[list[ChoiceDelta], ServeError | None]:
+        """The deltas of one wake-up, and the error that stood behind them: what came before it counts as given."""
+        deltas: list[ChoiceDelta] = []
+        for output in outputs:
+            try:
+                delta = self._assemble(output, routed)
+            except ServeError as error:
+                return deltas, error
+            if delta is not None:
+                deltas.append(delta)
+        return deltas, None
 
     def _assemble(self, output: pb.ChoiceOutput, routed: RoutedRequest) -> ChoiceDelta | None:
         if output.finish_reason == "error":
@@ -168,7 +182,8 @@ class Generation:
         assembler = self._assemblers[output.choice]
         if output.finish_reason == "abort":  # nobody here has asked for that
             raise WorkerLostError("the worker gave the request up")
-        if output.token_ids and not assembler.num_tokens:
+        if output.token_ids and not self._has_output:
+            self._has_output = True
             routed.prompt_computed()
         if output.HasField("num_cached_tokens"):
             self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)

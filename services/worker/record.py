@@ -65,5 +65,5 @@ def build_record(config: WorkerConfig, port: int, ready: EngineReady) -> WorkerI
 
 
 def _data_addresses(ready: EngineReady) -> tuple[str, ...]:
-    """Other transports' are of this host only."""
+    """Those that a person may want to reach; peers are offered all of them when a session begins."""
     return tuple(a for offer in ready.transports if offer.kind == "tcp" for a in offer.addresses)

@@ -83,10 +83,12 @@ def test_the_checksum_is_the_standards() -> None:
 @pytest.mark.parametrize(("to", "start"), [(191, 0), (0, 191), (-1, 0), (0, -1)])
 def test_a_run_outside_is_refused(to: int, start: int) -> None:
     views = HostMemory(memoryview(bytearray(200))), HostMemory(memoryview(bytes(200)))
-    with pytest.raises(AssertionError, match="a run"):
+    with pytest.raises(ValueError, match="do not lie in 200 bytes"):
         copy_runs(views[0], [to], views[1], [start], 10)
-    with pytest.raises(AssertionError, match="a run"):
+    with pytest.raises(ValueError, match="do not lie in 200 bytes"):
         checksum_runs(views[1], [start + to], 201)
+    with pytest.raises(ValueError, match="2 places for 1 runs"):
+        copy_runs(views[0], [0, 20], views[1], [0], 10)
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -98,22 +98,27 @@ def speak(
         ids = [*spoken, eos] if ends else spoken * (most // len(spoken) + 1)
         reason = "stop" if len(ids) <= most and ends else "length"
         ids = ids[:most]
-        had = [list(tokens.token_ids) for tokens in request.output_token_ids] or [[]]
-        assert all(tokens == ids[: len(had[0])] for tokens in had), "not what this worker says"
-        for start in range(len(had[0]), len(ids), tokens_a_step):
-            part = ids[start : start + tokens_a_step]
-            is_last = start + tokens_a_step >= len(ids)
-            yield [
-                output(
-                    request,
-                    part,
-                    choice,
-                    logprobs=logprobs_for(request, part),
-                    finish_reason=reason if is_last else "",
-                    num_cached_tokens=cached if start == 0 else None,
+        had = [list(tokens.token_ids) for tokens in request.output_token_ids]
+        assert all(tokens == ids[: len(tokens)] for tokens in had), "not what this worker says"
+        starts = [len(tokens) for tokens in had] or [0] * request.sampling.n
+        for step in range(0, len(ids) - min(starts), tokens_a_step):
+            outputs = []
+            for choice, start in enumerate(starts):
+                part = ids[start + step : start + step + tokens_a_step]
+                if not part:
+                    continue
+                is_last = start + step + tokens_a_step >= len(ids)
+                outputs.append(
+                    output(
+                        request,
+                        part,
+                        choice,
+                        logprobs=logprobs_for(request, part),
+                        finish_reason=reason if is_last else "",
+                        num_cached_tokens=cached if step == 0 else None,
+                    )
                 )
-                for choice in range(request.sampling.n)
-            ]
+            yield outputs
             await asyncio.sleep(delay_s)
 
     return script

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from core.errors import TransferError
 from kvtransfer.session import SessionKey
 from kvtransfer.transports.fake.packets import AnswerPacket, OpenPacket, RunPacket
-from kvtransfer.transports.incoming_run import IncomingRun
-from kvtransfer.transports.intake import OpenOutcome
+from kvtransfer.transports.incoming_run import IncomingRun, OpenOutcome
 
 if TYPE_CHECKING:
     from kvtransfer.transports.fake.ends import FakeReceiver, FakeSender

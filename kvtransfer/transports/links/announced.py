@@ -119,6 +119,10 @@ class AnnouncedInbound(InboundLink):
             raise TransferError(
                 f"peer announces runs of {head.num_bytes} bytes for blocks of {self._intake.block_bytes}"
             )
+        if self._intake.has_plan(head.key):
+            raise TransferError(
+                "peer announces blocks of a session whose sides keep KV differently"
+            )
         columns = wire.parse_entries(rest)
         if max(columns.blocks) >= pool.num_blocks:
             raise TransferError(f"peer announces block {max(columns.blocks)} of {pool.num_blocks}")

@@ -14,7 +14,8 @@ from abc import ABC, abstractmethod
 
 from core.errors import TransferError
 from kvtransfer.session import SessionKey
-from kvtransfer.transports.intake import Intake, OpenOutcome
+from kvtransfer.transports.incoming_run import OpenOutcome
+from kvtransfer.transports.intake import Intake
 from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.wire import Answer, FrameKind, Hello
 from kvtransfer.transports.runs import RunAnswer

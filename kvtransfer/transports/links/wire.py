@@ -180,8 +180,11 @@ def parse_open(frame: bytes | bytearray) -> tuple[SessionKey, bytes]:
 
 
 def pack_pool(pool: RemotePool, description: bytes) -> bytes:
-    """A POOL frame and the description, of at most MAX_DESCRIPTION_BYTES."""
-    assert pool.description_bytes == len(description) <= MAX_DESCRIPTION_BYTES
+    """A POOL frame and the description; TransferError where that has more than MAX_DESCRIPTION_BYTES."""
+    if not pool.description_bytes == len(description) <= MAX_DESCRIPTION_BYTES:
+        raise TransferError(
+            f"an engine's description has {len(description)} bytes; at most {MAX_DESCRIPTION_BYTES} are sent"
+        )
     return _POOL.pack(FrameKind.POOL, *pool) + description
 
 

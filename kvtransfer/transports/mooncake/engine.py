@@ -10,6 +10,7 @@ Over tcp its port lets whoever connects read and write what is registered: for n
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -19,8 +20,10 @@ from kvtransfer.transports.pull.engine import Read, address_of
 
 INSTALL = "pip install --no-deps mooncake-transfer-engine-non-cuda, and the system's libibverbs1"
 _NO_METADATA_SERVER = "P2PHANDSHAKE"
-_OVER, _FAILED = 1, -1
+_OVER, _FAILED, _TIMED_OUT = 1, -1, -2
 _NO_BATCH = (1 << 64) - 1
+
+logger = logging.getLogger(__name__)
 
 
 class MooncakeEngine:
@@ -37,14 +40,18 @@ class MooncakeEngine:
         self._registered: dict[int, int] = {}  # address -> bytes
         self._epochs: dict[str, bytes] = {}
         self._all: weakref.WeakSet[_Incarnation] = weakref.WeakSet()
-        self._now = self._start()
+        try:
+            self._now = self._start()
+        except TransferError as error:
+            raise ConfigError(f"--kv-transports: {error.message}") from error
 
     def _start(self) -> _Incarnation:
         engine = self._make()
         if engine.initialize(self._host, _NO_METADATA_SERVER, "tcp", ""):
-            raise ConfigError(f"--kv-transports: mooncake does not start on {self._host}")
+            raise TransferError(f"mooncake does not start on {self._host}")
         for address, num_bytes in self._registered.items():
-            engine.register_memory(address, num_bytes)
+            if engine.register_memory(address, num_bytes):
+                raise TransferError(f"mooncake cannot register {num_bytes} bytes again")
         incarnation = _Incarnation(engine)
         self._all.add(incarnation)
         return incarnation
@@ -61,7 +68,8 @@ class MooncakeEngine:
         """See Engine.unregister."""
         if self._registered.pop(address, None) is not None:
             for incarnation in self._all:
-                incarnation.engine.unregister_memory(address)
+                if incarnation.engine is not None:
+                    incarnation.engine.unregister_memory(address)
 
     def describe(self) -> bytes:
         """See Engine.describe: where its engine is asked."""
@@ -74,7 +82,7 @@ class MooncakeEngine:
             name = description.decode("ascii")
         except UnicodeDecodeError as error:
             raise TransferError("mooncake: a peer's description is no address") from error
-        if self._epochs.setdefault(name, epoch) != epoch:
+        if self._now.engine is None or self._epochs.setdefault(name, epoch) != epoch:
             self._epochs = {name: epoch}
             self._now = self._start()
         return _MooncakePeer(self._now, name)
@@ -118,9 +126,16 @@ class _MooncakeRead:
         self._incarnation, self._name = incarnation, name
         self._pending: list[int] = []
         self._has_failed = False
+        if incarnation.engine is None:
+            raise ConnectionError(f"mooncake: the engine that reads from {name} has ended")
         for own, theirs, num_bytes in pieces:
-            begin = incarnation.engine.batch_transfer_async_read
-            batch = begin(name, [own], [theirs], [num_bytes])
+            try:
+                batch = incarnation.engine.batch_transfer_async_read(
+                    name, [own], [theirs], [num_bytes]
+                )
+            except Exception as error:  # noqa: BLE001 - whatever the binding raises
+                logger.warning("mooncake cannot read from %s: %s", name, error)
+                batch = _NO_BATCH
             if batch in (0, _NO_BATCH):
                 self._has_failed = True
                 return
@@ -137,9 +152,14 @@ class _MooncakeRead:
 
     def _has_ended(self, batch: int) -> bool:
         """Whether a piece has ended; it may be asked once more only when it has not."""
+        if self._incarnation.engine is None:
+            self._has_failed = True
+            return True
         state = self._incarnation.engine.transfer_check_status(batch)
-        self._has_failed |= state == _FAILED
-        return state in (_OVER, _FAILED)
+        self._has_failed |= state in (_FAILED, _TIMED_OUT)
+        if state == _TIMED_OUT:  # some of it may still be written: not when the engine is gone
+            self._incarnation.engine = None
+        return state in (_OVER, _FAILED, _TIMED_OUT)
 
 
 def _load() -> Any:

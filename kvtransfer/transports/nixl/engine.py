@@ -63,7 +63,8 @@ class NixlEngine:
         """See Engine.unregister."""
         pieces = self._registered.pop(address, None)
         if pieces is not None:
-            self._agent.deregisterMem(pieces, self._backends)
+            with contextlib.suppress(Exception):  # it goes with the agent
+                self._agent.deregisterMem(pieces, self._backends)
 
     def describe(self) -> bytes:
         """See Engine.describe."""
@@ -105,7 +106,11 @@ class NixlEngine:
             api.NIXL_READ, local, remote, known.name, "", self._backends
         )
         self._handles.add(handle)
-        self._agent.postXferReq(handle, "")
+        try:
+            self._agent.postXferReq(handle, "")
+        except BaseException:
+            self._release(handle)
+            raise
         return handle
 
     def _is_over(self, handle: int) -> bool:
@@ -120,7 +125,8 @@ class NixlEngine:
 
     def _forget(self, known: _Known) -> None:
         """Break all connections to a peer: after that it writes nothing here."""
-        if self._peers.pop(known.description, None) is not None:
+        if self._peers.get(known.description) is known:
+            del self._peers[known.description]
             with contextlib.suppress(Exception):  # NIXL has forgotten it by itself
                 self._agent.invalidateRemoteMD(known.name)
 

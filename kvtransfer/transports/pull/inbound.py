@@ -187,6 +187,7 @@ class PullInbound(AnnouncedInbound):
         except ConnectionError as error:
             logger.warning("kv receiver cannot read from %s: %s", self.peer_name, error)
             self._leave()
+            self._opened.discard(head.key)  # what is announced behind it is refused as well
             self._answer_run(head.key, RunAnswer(head.number, False))
 
     def _take_now(self, head: Announcement, columns: Entries) -> Task:
@@ -237,7 +238,8 @@ class PullInbound(AnnouncedInbound):
             raise
         intact = source.landing.intact(source.pool, columns.blocks, columns.generations)
         if head.is_checked:
-            self._check(batch, places, intact, columns.checksums)
+            found = checksum_runs(self._intake.memory, places, head.num_bytes)
+            self._intake.check_batch(batch, found, columns.checksums, intact)
         is_all = self._intake.leave_batch(batch, blocks, intact)
         self._answer_run(head.key, RunAnswer(head.number, is_all))
 
@@ -293,19 +295,3 @@ class PullInbound(AnnouncedInbound):
         start = pool.address + pool.header_bytes + head.offset_bytes
         theirs = [start + block * pool.block_bytes for block in blocks]
         return source.peer.read(own, theirs, [head.num_bytes] * len(own))
-
-    def _check(
-        self,
-        batch: RunBatch,
-        places: Sequence[int],
-        intact: Sequence[bool],
-        announced: Sequence[int],
-    ) -> None:
-        """Fail the session where bytes of a block that is still meant are not those that were announced."""
-        found = checksum_runs(self._intake.memory, places, batch.num_bytes)
-        found = [
-            ours if is_meant else checksum
-            for ours, is_meant, checksum in zip(found, intact, announced, strict=True)
-        ]
-        if found != list(announced):
-            self._intake.fail_checksum(batch, found, announced)

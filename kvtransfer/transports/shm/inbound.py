@@ -95,8 +95,8 @@ class ShmInbound(AnnouncedInbound):
         try:
             checksums = self._copy(pool, head, blocks, columns.blocks)
             intact = self._unchanged(pool, columns.blocks, columns.generations)
-            if head.is_checked and checksums != list(columns.checksums):
-                self._intake.fail_checksum(batch, checksums, columns.checksums)
+            if head.is_checked:
+                self._intake.check_batch(batch, checksums, columns.checksums, intact)
         finally:
             self._intake.count(received_bytes_total=head.num_bytes * len(blocks))
             is_all = self._intake.leave_batch(batch, blocks, intact)

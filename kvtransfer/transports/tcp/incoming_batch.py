@@ -101,8 +101,7 @@ class IncomingBatch:
         found = checksum_runs(
             self._intake.memory, self._starts(self._blocks), self._batch.num_bytes
         )
-        if found != self._announced:
-            self._intake.fail_checksum(self._batch, found, self._announced)
         intact = [True] * len(self._blocks)
+        self._intake.check_batch(self._batch, found, self._announced, intact)
         is_all = self._intake.leave_batch(self._batch, self._blocks, intact)
         self.answer = RunAnswer(self._number, is_all)

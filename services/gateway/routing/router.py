@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from core.block_hash import BlockHash, HashRoot, hash_chain
@@ -107,6 +108,8 @@ class Router:
             for worker in workers
         ]
         route = self._picker.pick(candidates, query)
+        if any(request.output_token_ids):  # whoever goes on with a run computes all of it
+            route = replace(route, prefill=())
         routed = self._count(request, route, query, chains, index)
         self._metrics.routed(route, query, time.perf_counter() - started)
         return routed

@@ -218,6 +218,25 @@ def test_a_read_that_fails_ends_its_session_and_no_other(num_failures: int) -> N
         p.assert_idle()
 
 
+def test_what_is_announced_behind_a_read_that_fails_is_refused_unread() -> None:
+    """So nothing of the session is inside its blocks when another transport brings it."""
+    with pair("pull") as p, raw_peer(p) as peer:
+        transfer = p.start(num_tokens=12)
+        peer.greet()
+        peer.say(wire.pack_open(transfer.key, transfer.secret))
+        assert peer.answer().is_accepted
+        p.reads.is_held, p.reads.num_failures = True, 1
+        peer.announce(transfer, 0)
+        begun(p)
+        peer.announce(transfer, 1)
+        peer.announce(transfer, 2)
+        p.reads.is_held = False
+        assert [peer.answer().is_accepted for _ in range(3)] == [False] * 3
+        assert p.reads.num_begun == 1
+        assert not p.events(RunAdmitted)
+        assert set(p.give_up(transfer).values()) == {BlockState.FREE}
+
+
 def failed_keys(p: Pair) -> list[tuple[int, int]]:
     return [(e.session, e.attempt) for e in p.events(SendFailed) if isinstance(e, SendFailed)]
 

@@ -19,7 +19,7 @@ class Joined:
     """What D's engine hears of all its ranks together, in the order in which they happened."""
 
     def __init__(self, pair: PlannedPair) -> None:
-        self.join = RankJoin(len(pair.receivers))
+        self.join = RankJoin(pair.destination)
         self.heard: list[object] = []
         self._pair = pair
         self._num_taken = [0] * len(pair.receivers)
@@ -40,8 +40,13 @@ class Joined:
     @property
     def num_whole_blocks(self) -> int:
         """Leading blocks of the full-attention group that D may count on."""
-        whole = {e.position for e in self.heard if isinstance(e, RunAdmitted) and e.group == 0}
+        whole = {e.position for e in self.whole_blocks if e.group == 0}
         return next(position for position in range(1000) if position not in whole)
+
+    @property
+    def whole_blocks(self) -> list[RunAdmitted]:
+        """Blocks that are whole on every rank that holds some of them."""
+        return [e for e in self.heard if isinstance(e, RunAdmitted) and e.is_block_whole]
 
 
 @pytest.mark.failure_edge("TP ranks disagree")
@@ -57,7 +62,8 @@ def test_the_worker_has_the_shorter_of_two_prefixes_and_is_not_complete() -> Non
         pair.network.run()
         joined.take_all()
         assert pair.complete_ranks == [0]
-        assert joined.heard == [], "nothing is whole on both"
+        assert joined.heard
+        assert joined.whole_blocks == [], "nothing is whole on both"
         pair.push(1, layers_per_range=3)
         while joined.num_whole_blocks < 2:
             assert pair.network.step()
@@ -111,7 +117,7 @@ def test_one_rank_that_fails_fails_the_worker_once_and_the_next_attempt_is_right
 
 
 def test_what_comes_of_a_session_that_is_not_known_says_nothing() -> None:
-    join = RankJoin(2)
+    join = RankJoin(make_layout(**RANKS))
     events = [
         RunAdmitted(SessionId(1), 0, 0, 0, 0, 3, True),
         SessionComplete(SessionId(1), 0),
@@ -121,7 +127,30 @@ def test_what_comes_of_a_session_that_is_not_known_says_nothing() -> None:
 
 
 def test_two_ranks_that_fail_are_one_failure() -> None:
-    join, failed = RankJoin(2), ReceiveFailed(SessionId(1), 0, ChecksumMismatch("wrong"))
+    join, failed = (
+        RankJoin(make_layout(**RANKS)),
+        ReceiveFailed(SessionId(1), 0, ChecksumMismatch("wrong")),
+    )
     join.expect((SessionId(1), 0))
     assert [join.hear(failed), join.hear(failed)] == [failed, None]
     assert join.hear(SessionComplete(SessionId(1), 0)) is None
+
+
+def test_a_block_is_whole_without_the_stages_that_hold_none_of_its_group() -> None:
+    """Three stages: the windowed group's layers all lie on the last one."""
+    with planned_pair("fake", make_layout(), make_layout(pipeline_ranks=3), 9) as pair:
+        joined = Joined(pair)
+        pair.expect()
+        joined.join.expect(pair.key)
+        pair.open()
+        pair.push_all()
+        pair.until(lambda: pair.is_complete)
+        joined.take_all()
+        holders = [
+            [rank for rank in range(3) if pair.destination.rank_share(group, rank).layers]
+            for group in (0, 1)
+        ]
+        assert [len(ranks) for ranks in holders] != [3, 3]
+        found = sorted((e.group, e.position) for e in joined.whole_blocks)
+        assert found == [(group, position) for group in (0, 1) for position in range(3)]
+        assert joined.heard[-1] == SessionComplete(*pair.key)

@@ -70,12 +70,13 @@ async def test_an_answer_whose_worker_dies_midway_goes_on_with_another(stream, n
     """The other worker is given what the client has: no token comes twice, none is missing, usage counts each once."""
     body = {"max_tokens": 50, "n": num_choices, "logprobs": 1, "temperature": 1}
     async with running_worker(say(TEXT), "w2") as w2:
-        w1 = FakeWorker(say(TEXT, delay_s=0.03), "w1")
+        w1 = FakeWorker(say(TEXT, delay_s=0.1), "w1")
         await w1.start()
         async with http_gateway(w1, w2, request_timeout_s=60) as gateway:
             usage = {"stream_options": {"include_usage": True}} if stream else {}
             asking = asyncio.create_task(gateway.complete(stream=stream, **body, **usage))
-            await asyncio.sleep(0.15)
+            await eventually(lambda: w1.submits, "submitted to w1")
+            await asyncio.sleep(0.1)
             await w1.stop()
             answer = await asking
             assert answer.status_code == 200
@@ -114,29 +115,55 @@ async def test_a_stream_that_nobody_can_go_on_with_ends_with_one_error_after_a_c
 
 
 async def test_a_choice_that_a_stop_string_ended_stays_ended():
-    """One of two choices has ended by a stop string of the gateway's when the worker dies."""
+    """The first of two choices has ended by a stop string of the gateway's when the worker dies; it says no more."""
+    ids = small_tokenizer().encode(TEXT).ids
+    first_ended = asyncio.Event()
 
     async def script(request: pb.Request) -> AsyncIterator[list[pb.ChoiceOutput]]:
-        ids = small_tokenizer().encode(TEXT).ids
-        for step, token_id in enumerate(ids):
-            yield [output(request, [token_id], 0), output(request, ids[step : step + 1], 1)]
-            await asyncio.sleep(0.03)
+        yield [output(request, ids[:6], 0), output(request, ids[:2], 1)]
+        first_ended.set()
+        await asyncio.sleep(60)
 
     async with running_worker(say(TEXT), "w2") as w2:
         w1 = FakeWorker(script, "w1")
         await w1.start()
         async with http_gateway(w1, w2) as gateway:
             wish = {"max_tokens": 50, "n": 2, "temperature": 1, "stop": ["three"]}
-            body = COMPLETION | wish
-            reading = await open_stream(gateway, body)
-            await asyncio.sleep(0.05)
+            reading = await open_stream(gateway, COMPLETION | wish)
+            await first_ended.wait()
+            await asyncio.sleep(0.1)
             await w1.stop()
             chunks = chunks_of(await reading)
             for choice in (0, 1):
                 parts = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice]
                 assert "".join(part["text"] for part in parts) == "one two "
                 assert [p["finish_reason"] for p in parts if p["finish_reason"]] == ["stop"]
-        assert len(w2.submits) == 1
+        (submit,) = w2.submits
+        had = [list(tokens.token_ids) for tokens in submit.request.output_token_ids]
+        assert had[1] == ids[:2]
+        assert had[0] == ids[: len(had[0])]
+        assert len(had[0]) > 2, "it had ended before the worker died"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_tokens_that_come_with_the_end_of_their_worker_are_given_out(stream):
+    """One frame holds tokens and, behind them, the worker's giving up: the next one and the client get them."""
+    ids = small_tokenizer().encode(TEXT).ids
+
+    async def leave(request: pb.Request) -> AsyncIterator[list[pb.ChoiceOutput]]:
+        start = sum(len(tokens.token_ids) for tokens in request.output_token_ids)
+        left = ids[start : start + 3]
+        yield [output(request, left[:1])]
+        yield [output(request, left[1:]), output(request, [], finish_reason="abort")]
+
+    async with running_worker(leave, "w1") as w1, running_worker(leave, "w2") as w2:
+        async with running_worker(say(TEXT), "w3") as w3, http_gateway(w1, w2, w3) as gateway:
+            for _ in range(3):
+                answer = await gateway.complete(max_tokens=50, stream=stream)
+                chunks = chunks_of(answer.text) if stream else [answer.json()]
+                assert text_of(chunks) == TEXT
+            assert w3.submits
+            assert w1.submits or w2.submits
 
 
 async def test_a_worker_that_leaves_hands_its_requests_over():
