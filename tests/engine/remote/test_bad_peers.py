@@ -16,6 +16,7 @@ from engine.messages import (
     ChoiceOutput,
     FirstTokens,
     GrantPrefill,
+    PrefillEnded,
     PrefillGranted,
     RefusePrefill,
     TransportOffer,
@@ -58,6 +59,34 @@ def test_a_session_that_makes_no_sense_is_refused(changes: dict[str, Any]) -> No
         (refusal,) = engine.said
         assert isinstance(refusal, RefusePrefill)
         assert engine.is_idle()
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "is_taken"),
+    [
+        (["127.0.0.1:9", "127.0.0.1:10"], True),
+        (["127.0.0.1:9", "127.0.0.1:9"], False),
+        (["127.0.0.1:9"], False),
+        (["127.0.0.1:9", "127.0.0.1:10", "127.0.0.1:11"], False),
+    ],
+)
+def test_an_offer_names_an_address_for_each_rank_and_none_twice(
+    addresses: list[str], is_taken: bool
+) -> None:
+    engine = EngineHarness()
+    try:
+        layout = dataclasses.replace(engine.layout, tensor_ranks=2)
+        offers = [TransportOffer("tcp", addresses)]
+        engine.inbox.post(add_prefill(engine, layout=layout, transports=offers))
+        turn_until(lambda: bool(engine.said), engine)
+        assert isinstance(engine.said[0], RefusePrefill) is not is_taken
+        if is_taken:
+            engine.inbox.post(PrefillGranted(5, 1, [0]))
+            engine.turn()
+            engine.inbox.post(PrefillEnded(5, 1, "given up"))
+        turn_until(engine.is_idle, engine)
     finally:
         engine.close()
 

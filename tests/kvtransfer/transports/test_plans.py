@@ -224,7 +224,8 @@ def test_runs_come_in_any_order_and_twice(fault: Fault) -> None:
 
 
 def test_a_corrupt_run_fails_the_session_and_writes_nothing() -> None:
-    with planned_pair("fake", make_layout(6), make_layout(4), 6) as pair:
+    """What is on its way behind it is drained, and the connection stands for the sessions that share it."""
+    with planned_pair("fake", make_layout(6), make_layout(4), 22) as pair:
         assert pair.network is not None
         start(pair)
         pair.network.inject(Fault.CORRUPT)
@@ -234,6 +235,8 @@ def test_a_corrupt_run_fails_the_session_and_writes_nothing() -> None:
         assert isinstance(failure.error, ChecksumMismatch)
         assert not any(isinstance(event, RunAdmitted) for event in pair.receivers[0].heard)
         assert (pair.receivers[0].pool == 0xEE).all()
+        assert pair.receivers[0].end.counters.refused_connections_total == 0
+        assert len(pair.network.links) == 1
 
 
 @pytest.mark.parametrize(
