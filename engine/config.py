@@ -38,8 +38,8 @@ class EngineConfig:
     kv_cache_dtype: how the pool holds KV; `auto` is float16 beside weights that host kernels keep in blocks, else the
         activations' type; fp8 and int8 ones are smaller and lossier.
     kv_wire_dtype: how this worker takes in KV that others computed: `raw` bit for bit as it keeps it itself, and only
-        from workers that keep it likewise; a KV dtype makes whoever computed it send that, which may be smaller and
-        lossier.
+        from workers that keep it likewise; a KV dtype (one that `--kv-cache-dtype` takes) makes whoever computed it
+        send that, which may be smaller and lossier.
     block_size: tokens in a block, a multiple of the hash block size.
     max_model_len: most tokens of prompt and answer together; 0 takes the model's own limit.
     max_num_seqs: most sequences in one step.
@@ -54,13 +54,14 @@ class EngineConfig:
     core_ledger: file through which the workers on a machine share its cores; `auto` is one for each user, `none` makes
         every worker use all its threads whatever others do.
     data_host: address the data endpoint listens on.
-    kv_transports: how KV may come from other workers, best first, between commas: `tcp`; `shm` unless `--ipc-dir` is
-        `none`; `nixl` and `mooncake` where their packages are installed.
+    kv_transports: how KV may come from other workers, which must name it too, best first, between commas: `tcp`; `shm`
+        unless `--ipc-dir` is `none`; `nixl` and `mooncake` where their packages are installed.
     ipc_dir: directory in which workers of this host find each other to hand KV over in shared memory (`--ipc-dir`);
         `auto` is one for each user, `none` leaves only tcp.
     shm_checksums: whether KV in shared memory is checked by CRC-32C, as it is over tcp.
-    link_rate_bytes_s: limit of what this worker sends over data links, 0 for none (`--link-rate`).
-    transfer_window_bytes: what of a session may be on its way to D, unanswered (`--transfer-window`).
+    link_rate_bytes_s: limit of what this worker sends over data links, in bytes a second, 0 for none (`--link-rate`).
+    transfer_window_bytes: bytes of one prompt's KV that may be on their way to a decode worker, unanswered
+        (`--transfer-window`).
     session_lease_ms: how long P keeps a session that nobody renews.
     prefill_timeout_ms: how long D waits for a sign of life of one prefill attempt before it gives the attempt up.
     arriving_share: share of the pool that sequences not yet decoding may hold on a decode worker.

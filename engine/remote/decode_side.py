@@ -148,6 +148,7 @@ class DecodeSide:
         """This attempt yields nothing any more."""
         arrival = self._current(message.session_id, message.attempt)
         if arrival is not None:
+            logger.warning("%s computes no prompt for us: %s", arrival.candidate, message.message)
             self._attempt_failed(arrival, tell_prefill=False)
 
     def abort(self, request_id: RequestId) -> None:

@@ -29,6 +29,7 @@ _Config = TypeVar("_Config")
 _SPELLINGS: Spellings = {
     (EngineConfig, "num_blocks"): Spelling("num-gpu-blocks-override"),
     (EngineConfig, "link_rate_bytes_s"): Spelling("link-rate", values.parse_rate),
+    (EngineConfig, "kv_transports"): Spelling(is_one_word=True),
     (EngineConfig, "transfer_window_bytes"): Spelling("transfer-window", values.parse_bytes),
     (EngineConfig, "max_model_len"): Spelling(parse=values.parse_count),
     (EngineConfig, "max_num_batched_tokens"): Spelling(parse=values.parse_count),

@@ -32,10 +32,12 @@ class Spelling:
 
     name: the flag without dashes; empty takes the field's name.
     parse: how a text becomes a value; None goes by the field's type.
+    is_one_word: for a list, whether its parts stand between commas in one word, so that no word after it is taken.
     """
 
     name: str = ""
     parse: Callable[[str], Any] | None = None
+    is_one_word: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ def _iter_settings(
             default=_default_of(field),
             help=_OWN_FLAG.sub("", sentences.get(field.name, "")),
             is_switch=kind is bool,
-            is_list=typing.get_origin(kind) is tuple,
+            is_list=typing.get_origin(kind) is tuple and not spelling.is_one_word,
         )
 
 

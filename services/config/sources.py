@@ -82,9 +82,11 @@ def collect(
 def _add_flag(parser: argparse.ArgumentParser, setting: Setting) -> None:
     text = setting.help.replace("%", "%%")
     if setting.default not in (None, "", ()):
-        shown = (
-            json.dumps(setting.default) if isinstance(setting.default, dict) else setting.default
-        )
+        shown = setting.default
+        if isinstance(shown, dict):
+            shown = json.dumps(shown)
+        elif isinstance(shown, tuple):
+            shown = ",".join(shown)
         text = f"{text} (default: {shown})"
     options: dict[str, Any] = {"dest": setting.name, "default": argparse.SUPPRESS, "help": text}
     if setting.is_switch:

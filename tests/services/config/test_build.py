@@ -1,10 +1,13 @@
 """Configs as they come out: defaults, derived values, and what refuses to start."""
 
+import argparse
+
 import pytest
 
 from core.errors import ConfigError
 from core.worker_info import Role
 from services.config import build
+from services.config.sources import add_flags, collect
 
 MODEL = {"model": "m"}
 
@@ -20,8 +23,12 @@ def test_a_worker_gets_its_role_and_fields_of_every_depth() -> None:
 def test_transports_are_named_best_first() -> None:
     """As `--kv-transports nixl,shm,tcp` is parsed."""
     assert build.build_worker(MODEL, Role.DECODE).engine.kv_transports == ("shm", "tcp")
-    setting = next(s for s in build.worker_settings() if s.flag == "--kv-transports")
-    found = {**MODEL, "kv-transports": setting.parse("nixl,shm,tcp")}
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    add_flags(parser, build.worker_settings())
+    given = parser.parse_args(["--kv-transports", "nixl,shm,tcp", "a.gguf"])
+    assert given.model == "a.gguf", "the flag takes one word"
+    found = collect(build.worker_settings(), given, {})
     assert build.build_worker(found, Role.DECODE).engine.kv_transports == ("nixl", "shm", "tcp")
     with pytest.raises(ConfigError, match="--kv-transports: 'rdma' is unknown"):
         build.build_worker({**MODEL, "kv-transports": ("rdma",)}, Role.DECODE)
