@@ -7,6 +7,7 @@ them.
 import gc
 import os
 import sys
+import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -84,3 +85,17 @@ def _reference_kernels() -> Iterator[None]:
         from kernels import ops, reference
 
         ops.use_backend(reference)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Movers that a test has left running fail the run; the interpreter would wait for them for ever."""
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("kv-")]
+    if left:
+        session.exitstatus = 1
+        print(f"\nleft running: {', '.join(left)}", file=sys.__stderr__)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """After the summary: no wait for what was told above."""
+    if any(thread.name.startswith("kv-") for thread in threading.enumerate()):
+        os._exit(1)

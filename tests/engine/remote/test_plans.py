@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from core.kv_layout import SlotFormat
 from engine.kvcache.chain import HashChain
 from engine.messages import GrantPrefill, RefusePrefill
 from kernels.kv_view import KVView
@@ -135,7 +137,9 @@ def test_a_prefill_worker_whose_layout_is_a_lie_is_left_for_the_next() -> None:
     """What P says of its layout when it accepts fits no plan: D leaves it, and nothing is held."""
     request = make_request("r", random_prompt(50))
     with split_pair("p1", "p2") as wire:
-        wire.prefill["p1"].layout = EngineHarness(kv_cache_dtype="fp8").layout
+        group = wire.decode.layout.groups[0]
+        other = replace(group, slot=SlotFormat.of("fp8_e4m3", group.slot.head_dim))
+        wire.prefill["p1"].layout = replace(wire.decode.layout, groups=(other,))
         submit(wire, request, "p1", "p2")
         run_to_end(wire, request)
         assert answer(wire, request) == run_alone(request)
