@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy
@@ -73,6 +74,7 @@ def checksum_runs(memory: HostMemory, offsets: Sequence[int], num_bytes: int) ->
     return sums.tolist()
 
 
+@cache
 def _native() -> Any:
     """The native library, or None where it is not built."""
     try:

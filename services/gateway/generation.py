@@ -177,9 +177,11 @@ class Generation:
         return deltas, None
 
     def _assemble(self, output: pb.ChoiceOutput, routed: RoutedRequest) -> ChoiceDelta | None:
+        assembler = self._assemblers[output.choice]
+        if assembler.is_finished:  # by a stop string, which the worker knows nothing of
+            return None
         if output.finish_reason == "error":
             raise error_of_kind(output.error_kind, output.error_message)
-        assembler = self._assemblers[output.choice]
         if output.finish_reason == "abort":  # nobody here has asked for that
             raise WorkerLostError("the worker gave the request up")
         if output.token_ids and not self._has_output:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Iterator
 
 import pytest
 from crc32c import crc32c
@@ -36,12 +37,15 @@ LENGTHS = [
 
 
 @pytest.fixture(params=["native", "slices"], autouse=True)
-def _library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def missing() -> None:
         raise ConfigError("not built")
 
     if request.param == "slices":
         monkeypatch.setattr(host_memory, "library", missing)
+    host_memory._native.cache_clear()
+    yield
+    host_memory._native.cache_clear()
 
 
 def random_bytes(length: int) -> bytes:

@@ -145,6 +145,21 @@ async def test_a_choice_that_a_stop_string_ended_stays_ended():
         assert len(had[0]) > 2, "it had ended before the worker died"
 
 
+async def test_a_worker_that_gives_up_what_has_ended_is_no_loss():
+    """A stop string has ended the choice here, in the same frame: that the worker aborts it is its own affair."""
+    ids = small_tokenizer().encode(TEXT).ids
+
+    async def script(request: pb.Request) -> AsyncIterator[list[pb.ChoiceOutput]]:
+        yield [output(request, ids[:6]), output(request, [], finish_reason="abort")]
+
+    async with running_worker(script, "w1") as w1, http_gateway(w1) as gateway:
+        answer = await gateway.complete(max_tokens=50, stop=["three"])
+        assert answer.status_code == 200
+        (choice,) = answer.json()["choices"]
+        assert (choice["text"], choice["finish_reason"]) == ("one two ", "stop")
+        assert "baton:requests_rerouted_total 0.0" in (await gateway.client.get("/metrics")).text
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_tokens_that_come_with_the_end_of_their_worker_are_given_out(stream):
     """One frame holds tokens and, behind them, the worker's giving up: the next one and the client get them."""
