@@ -87,7 +87,7 @@ class LinkSender:
         plans = self._open_plans.setdefault(session.key, {})
         assert session.address not in plans, f"session {session.key} is open there already"
         plans[session.address] = session.plan
-        if not self._command(partial(self._take_open, session)):
+        if not self._command(partial(self._take_open, session)) and len(plans) == 1:  # told once
             self._post(SendFailed(*session.key, TransferError("the sender has ended")))
 
     def push(
