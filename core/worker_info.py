@@ -56,10 +56,13 @@ class WorkerRates:
 
     prefill_tokens_per_s: prompt tokens computed a second.
     decode_step_ms: time of one decode step at batch size 1.
+    load_tokens_per_s: tokens whose KV comes back a second from the nearest tier below the device pool; 0 too where
+        there is none.
     """
 
     prefill_tokens_per_s: float = 0.0
     decode_step_ms: float = 0.0
+    load_tokens_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ Built from flags, environment and YAML in services/config and handed over as JSO
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from core.block_hash import DEFAULT_HASH_BLOCK_SIZE, HashAlgorithm
 from core.errors import ConfigError
 from core.kv_layout import KV_DTYPE_ALIASES, KV_DTYPES
 from core.worker_info import Role
+from kvtransfer.tiers.config import OffloadConfig
 
 ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
 WEIGHT_FORMATS = ("auto", "expanded", "quantized")
@@ -66,6 +67,7 @@ class EngineConfig:
     prefill_timeout_ms: how long D waits for a sign of life of one prefill attempt before it gives the attempt up.
     arriving_share: share of the pool that sequences not yet decoding may hold on a decode worker.
     layers_per_range: layers that leave together while later ones compute; 0 picks a third of the model.
+    offload: where KV goes that the pool has no room for.
     """
 
     model: str
@@ -98,6 +100,7 @@ class EngineConfig:
     prefill_timeout_ms: int = 30_000
     arriving_share: float = 0.5
     layers_per_range: int = 0
+    offload: OffloadConfig = field(default_factory=OffloadConfig)
 
     def __post_init__(self) -> None:
         _check_choice("device", self.device, DEVICES)
@@ -135,6 +138,10 @@ class EngineConfig:
         _check_least("session-lease-ms", self.session_lease_ms, 1)
         _check_least("prefill-timeout-ms", self.prefill_timeout_ms, 1)
         _check_least("layers-per-range", self.layers_per_range, 0)
+        if self.offload.is_on and not self.enable_prefix_caching:
+            raise ConfigError(
+                "--kv-offloading-size: tiers find blocks by their hashes, so --enable-prefix-caching must be on"
+            )
         if not 0.0 < self.arriving_share <= 1.0:
             raise ConfigError(f"--arriving-share: {self.arriving_share} must be in (0, 1]")
         if 0 < self.max_num_batched_tokens < self.max_num_seqs:

@@ -29,6 +29,7 @@ from core.kv_identity import KVIdentity
 from core.kv_layout import KVLayout
 from core.request import Request
 from core.worker_info import WorkerLoad, WorkerRates
+from engine.stats import EngineStats
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -59,50 +60,6 @@ class ChoiceOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     error_message: str = ""
     num_cached_tokens: int | None = None
     timestamps_ms: dict[str, float] = {}
-
-
-class EngineStats(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Gauges (as of this step) and counters (since the engine started) of one engine.
-
-    num_arriving: sequences whose KV another worker is sending. num_held_blocks: blocks with a reference.
-    num_open_sessions: sessions of both directions. num_quarantined_blocks: blocks given up with a writer inside.
-    kv_cache_usage: share of allocatable blocks that are not free.
-    exposed_bytes_total: KV bytes not yet acknowledged when the last kernel of their prompt had ended.
-    Counters: *_total, tokens, bytes or events as named; late_runs_total counts runs that went to scratch.
-    """
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_arriving: int = 0
-    num_held_blocks: int = 0
-    num_free_blocks: int = 0
-    num_open_sessions: int = 0
-    num_live_permits: int = 0
-    num_quarantined_blocks: int = 0
-    kv_cache_usage: float = 0.0
-    waiting_prefill_tokens: int = 0
-    steps_total: int = 0
-    preemptions_total: int = 0
-    prompt_tokens_total: int = 0
-    computed_prompt_tokens_total: int = 0
-    cached_prompt_tokens_total: int = 0
-    received_prompt_tokens_total: int = 0
-    generation_tokens_total: int = 0
-    prefix_cache_queries_total: int = 0
-    prefix_cache_hits_total: int = 0
-    sessions_opened_total: int = 0
-    sessions_completed_total: int = 0
-    sessions_failed_total: int = 0
-    local_prefill_fallbacks_total: int = 0
-    blocks_acknowledged_total: int = 0
-    blocks_outstanding: int = 0
-    sent_bytes_total: int = 0
-    exposed_bytes_total: int = 0
-    received_bytes_total: int = 0
-    late_runs_total: int = 0
-    checksum_errors_total: int = 0
-    refused_connections_total: int = 0
-    integrity_violations_total: int = 0
 
 
 # ---------------------------------------------------------------- front -> engine

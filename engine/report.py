@@ -8,10 +8,11 @@ from core.worker_info import WorkerLoad
 from engine.channel import monotonic_ms
 from engine.integrity import IdleCheck
 from engine.kvcache.block_pool import BlockPool
-from engine.messages import ChoiceOutput, EngineStats, StepDone
+from engine.messages import ChoiceOutput, StepDone
 from engine.remote.decode_side import DecodeSide
 from engine.remote.prefill_side import PrefillSide
 from engine.scheduler.scheduler import Scheduler
+from engine.stats import EngineStats
 from kvtransfer.transports.choice import Receivers, Senders
 
 SIGN_OF_LIFE_MS = 500.0

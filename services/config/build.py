@@ -18,6 +18,7 @@ from core.errors import ConfigError
 from core.worker_info import Role
 from engine.config import EngineConfig
 from kvindex.config import IndexConfig
+from kvtransfer.tiers.config import OffloadConfig
 from services.cluster.config import ClusterConfig
 from services.config import values
 from services.config.settings import FieldPath, Setting, Spelling, Spellings, settings_of
@@ -26,30 +27,40 @@ from services.worker.config import WorkerConfig
 
 _Config = TypeVar("_Config")
 
-_SPELLINGS: Spellings = {
-    (EngineConfig, "num_blocks"): Spelling("num-gpu-blocks-override"),
-    (EngineConfig, "link_rate_bytes_s"): Spelling("link-rate", values.parse_rate),
-    (EngineConfig, "kv_transports"): Spelling(is_one_word=True),
-    (EngineConfig, "transfer_window_bytes"): Spelling("transfer-window", values.parse_bytes),
-    (EngineConfig, "max_model_len"): Spelling(parse=values.parse_count),
-    (EngineConfig, "max_num_batched_tokens"): Spelling(parse=values.parse_count),
-    (EngineConfig, "kv_cache_memory_bytes"): Spelling(parse=values.parse_bytes),
-    (WorkerConfig, "served_model_names"): Spelling("served-model-name"),
-    (GatewayConfig, "seeds"): Spelling("seed"),
-    (GatewayConfig, "request_timeout_s"): Spelling("request-timeout"),
-    (GatewayConfig, "body_timeout_s"): Spelling("body-timeout"),
-    (GatewayConfig, "drain_timeout_s"): Spelling("drain-timeout"),
-    (GatewayConfig, "max_body_bytes"): Spelling(parse=values.parse_bytes),
-    (RoutingConfig, "decode_weights"): Spelling("decode-scorer-weights"),
-    (RoutingConfig, "prefill_weights"): Spelling("prefill-scorer-weights"),
-    (ClusterConfig, "num_prefill"): Spelling("prefill"),
-    (ClusterConfig, "num_decode"): Spelling("decode"),
-    (ClusterConfig, "num_mixed"): Spelling("mixed"),
-} | {
-    (IndexConfig, field.name): Spelling("index-" + field.name.replace("_", "-"))
-    for field in dataclasses.fields(IndexConfig)
-    if field.name not in ("redis_url", "index_shards")
-}
+_SPELLINGS: Spellings = (
+    {
+        (EngineConfig, "num_blocks"): Spelling("num-gpu-blocks-override"),
+        (EngineConfig, "link_rate_bytes_s"): Spelling("link-rate", values.parse_rate),
+        (EngineConfig, "kv_transports"): Spelling(is_one_word=True),
+        (EngineConfig, "transfer_window_bytes"): Spelling("transfer-window", values.parse_bytes),
+        (EngineConfig, "max_model_len"): Spelling(parse=values.parse_count),
+        (EngineConfig, "max_num_batched_tokens"): Spelling(parse=values.parse_count),
+        (EngineConfig, "kv_cache_memory_bytes"): Spelling(parse=values.parse_bytes),
+        (WorkerConfig, "served_model_names"): Spelling("served-model-name"),
+        (GatewayConfig, "seeds"): Spelling("seed"),
+        (GatewayConfig, "request_timeout_s"): Spelling("request-timeout"),
+        (GatewayConfig, "body_timeout_s"): Spelling("body-timeout"),
+        (GatewayConfig, "drain_timeout_s"): Spelling("drain-timeout"),
+        (GatewayConfig, "max_body_bytes"): Spelling(parse=values.parse_bytes),
+        (RoutingConfig, "decode_weights"): Spelling("decode-scorer-weights"),
+        (RoutingConfig, "prefill_weights"): Spelling("prefill-scorer-weights"),
+        (ClusterConfig, "num_prefill"): Spelling("prefill"),
+        (ClusterConfig, "num_decode"): Spelling("decode"),
+        (ClusterConfig, "num_mixed"): Spelling("mixed"),
+    }
+    | {
+        (OffloadConfig, field.name): Spelling("kv-offloading-" + field.name.replace("_", "-"))
+        for field in dataclasses.fields(OffloadConfig)
+    }
+    | {
+        (OffloadConfig, "load_rate"): Spelling("kv-offloading-load-rate", values.parse_rate),
+    }
+    | {
+        (IndexConfig, field.name): Spelling("index-" + field.name.replace("_", "-"))
+        for field in dataclasses.fields(IndexConfig)
+        if field.name not in ("redis_url", "index_shards")
+    }
+)
 _ROLE: FieldPath = ("engine", "role")
 _COUNTS = ("prefill", "decode", "mixed")
 _LOCAL_DEFAULTS = {"drain-timeout": 1.0}

@@ -16,7 +16,6 @@ _ONE_RANK = "this version runs a worker on one rank; add workers instead"
 _NO_QUANTISATION = (
     "a GGUF file brings its own quantisation; --weight-format says how its weights are held"
 )
-_NO_OFFLOADING = "this version keeps KV in the pool only; see --kv-cache-memory-bytes"
 
 REPLACED = {
     "speculative-model": "speculative-config",
@@ -41,8 +40,6 @@ UNAVAILABLE = {
     "spec-model": _SPECULATION,
     "spec-tokens": _SPECULATION,
     "quantization": _NO_QUANTISATION,
-    "kv-offloading-size": _NO_OFFLOADING,
-    "kv-offloading-backend": _NO_OFFLOADING,
     "kv-transfer-config": "roles are commands here: baton prefill, baton decode, baton mixed",
     "long-prefill-token-threshold": _ONE_TOKEN_BUDGET,
     "tensor-parallel-size": _ONE_RANK,

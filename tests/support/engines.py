@@ -41,7 +41,6 @@ from engine.messages import (
     EndPrefill,
     EngineProgress,
     EngineReady,
-    EngineStats,
     FirstTokens,
     GrantPrefill,
     PrefillAnnounced,
@@ -62,6 +61,7 @@ from engine.runner.model_runner import ModelRunner
 from engine.sampler.sampler import Sampler
 from engine.scheduler.config import SchedulerConfig
 from engine.scheduler.scheduler import Scheduler
+from engine.stats import EngineStats
 from kvtransfer.config import TransferConfig
 from kvtransfer.transports.base import Receiver, Sender
 from kvtransfer.transports.choice import Receivers, Senders

@@ -42,7 +42,6 @@ from engine.messages import (
     EngineFailed,
     EngineProgress,
     EngineReady,
-    EngineStats,
     EngineStopped,
     FirstTokens,
     GrantPrefill,
@@ -64,6 +63,7 @@ from engine.messages import (
     ToFront,
     TransportOffer,
 )
+from engine.stats import EngineStats
 
 SIGN_OF_LIFE_S = 0.1
 LAYOUT = KVLayout(
