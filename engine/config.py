@@ -11,7 +11,7 @@ from core.block_hash import DEFAULT_HASH_BLOCK_SIZE, HashAlgorithm
 from core.errors import ConfigError
 from core.kv_layout import KV_DTYPE_ALIASES, KV_DTYPES
 from core.worker_info import Role
-from kvtransfer.tiers.config import OffloadConfig
+from engine.offload_config import OffloadConfig
 
 ACTIVATION_DTYPES = ("float32", "bfloat16", "float16")
 WEIGHT_FORMATS = ("auto", "expanded", "quantized")

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from core.errors import ConfigError
 from core.worker_info import Role
 from engine.config import EngineConfig
+from engine.offload_config import OffloadConfig
 from kvindex.config import IndexConfig
-from kvtransfer.tiers.config import OffloadConfig
 from services.cluster.config import ClusterConfig
 from services.config import values
 from services.config.settings import FieldPath, Setting, Spelling, Spellings, settings_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from core.errors import ConfigError
-from kvtransfer.tiers.policies import DEFAULT_POLICY, POLICIES
 
+POLICIES = ("arc", "lru")
 BACKENDS = ("native", "lmcache")
 STORE_MODES = ("eager", "lazy")
 REMOTE_SCHEMES = {"native": ("redis", "rediss", "unix"), "lmcache": ("lm",)}
@@ -35,7 +35,7 @@ class OffloadConfig:
 
     size: float = 0.0
     backend: str = "native"
-    policy: str = DEFAULT_POLICY
+    policy: str = POLICIES[0]
     store: str = "eager"
     store_threshold: int = 0
     disk_dir: str = ""
@@ -47,7 +47,7 @@ class OffloadConfig:
 
     def __post_init__(self) -> None:
         _check_choice("backend", self.backend, BACKENDS)
-        _check_choice("policy", self.policy, tuple(POLICIES))
+        _check_choice("policy", self.policy, POLICIES)
         _check_choice("store", self.store, STORE_MODES)
         for name in ("size", "store_threshold", "disk_threshold", "load_rate"):
             if getattr(self, name) < 0:
