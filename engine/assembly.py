@@ -30,12 +30,15 @@ from engine.loading.load import LoadedModel, load_model
 from engine.loading.sources import resolve_source
 from engine.messages import EngineProgress, EngineReady, ToFront, TransportOffer
 from engine.movers import make_movers
+from engine.offload.offload import Offload
+from engine.offload.opening import open_tiers
 from engine.runner.model_runner import ModelRunner
 from engine.sampler.sampler import Sampler
 from engine.scheduler.config import SchedulerConfig
 from engine.scheduler.scheduler import Scheduler
 from kernels import ops
 from kernels.backends import BackendChoice, choose_backend
+from kvtransfer.tiers.connector import KVConnector
 
 _EPOCH_BITS = 63
 _STEP_SECONDS = 0.2
@@ -66,13 +69,15 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
     identity = _identity(config, model, kernels)
     root = _hash_root(config, identity)
     receivers, senders = make_movers(config, pool.life, storage, layout, inbox.post)
+    connector = open_tiers(config.offload, layout, root, num_blocks, inbox.post)
+    scheduler = Scheduler(_scheduler_config(config, model, root, max_model_len, rate), pool)
     core = EngineCore(
         config=config,
         inbox=inbox,
         send=send,
         identity=identity,
         layout=layout,
-        scheduler=Scheduler(_scheduler_config(config, model, root, max_model_len, rate), pool),
+        scheduler=scheduler,
         pool=pool,
         storage=storage,
         runner=runner,
@@ -80,6 +85,7 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
         eos_token_ids=frozenset(model.eos_token_ids),
         receivers=receivers,
         senders=senders,
+        offload=_offload(config, connector, scheduler, storage, inbox, rate),
     )
     send(
         EngineReady(
@@ -93,7 +99,7 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
                 TransportOffer(kind, list(addresses)) for kind, addresses in receivers.offers
             ],
             bundle=model.bundle,
-            rates=WorkerRates(prefill_tokens_per_s=rate),
+            rates=WorkerRates(rate, load_tokens_per_s=_load_rate(connector, layout)),
             kernels=kernels.description,
         )
     )
@@ -115,6 +121,34 @@ def _scheduler_config(
         policy=config.scheduling_policy,
         hash_root=root if config.enable_prefix_caching else None,
     )
+
+
+def _offload(
+    config: EngineConfig,
+    connector: KVConnector,
+    scheduler: Scheduler,
+    storage: Storage,
+    inbox: Inbox,
+    rate: float,
+) -> Offload:
+    """The tiers. A lazy store keeps safe what two steps may take, as the peer has it."""
+    two_steps = 2 * -(-scheduler.config.max_num_batched_tokens // config.block_size)
+    return Offload(
+        connector,
+        scheduler,
+        storage,
+        inbox.post,
+        lazy_blocks=two_steps if config.offload.store == "lazy" else 0,
+        arriving_share=config.arriving_share,
+        prefill_tokens_per_s=rate,
+    )
+
+
+def _load_rate(connector: KVConnector, layout: KVLayout) -> float:
+    """Tokens a second that the nearest tier gives back; 0 without one."""
+    if not connector.names:
+        return 0.0
+    return connector.bytes_per_s(connector.names[0]) / layout.block_bytes * layout.block_size
 
 
 def _hash_root(config: EngineConfig, identity: KVIdentity) -> HashRoot:

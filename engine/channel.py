@@ -18,11 +18,12 @@ import msgspec
 
 from engine.messages import ToEngine, ToFront
 from kvtransfer.events import MoverEvent
+from kvtransfer.tiers.mover import TierEvent
 
 _LENGTH = struct.Struct("<I")
 _PIPE_BYTES = 1 << 20
 
-InboxItem = ToEngine | MoverEvent
+InboxItem = ToEngine | MoverEvent | TierEvent
 
 
 class Inbox:

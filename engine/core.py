@@ -40,6 +40,7 @@ from engine.messages import (
     TakeSnapshot,
     ToFront,
 )
+from engine.offload.offload import Offload
 from engine.outbox import Outbox
 from engine.remote.decode_side import DecodeSide
 from engine.remote.prefill_side import PrefillSide
@@ -61,6 +62,7 @@ from kvtransfer.events import (
     SessionDrained,
     WriterLeft,
 )
+from kvtransfer.tiers.connector import KVConnector
 from kvtransfer.transports.choice import Receivers, Senders
 
 _IDLE_WAIT_S = 0.25
@@ -85,7 +87,9 @@ class EngineCore:
         eos_token_ids: frozenset[int],
         receivers: Receivers,
         senders: Senders,
+        offload: Offload | None = None,
     ) -> None:
+        """offload: the tiers below the pool; None for none."""
         self._config = config
         self._inbox = inbox
         self._send = send
@@ -102,7 +106,12 @@ class EngineCore:
         self._decode_side = DecodeSide(
             config, layout, scheduler, pool, storage, receivers, send, self._relay
         )
-        self._prefill_side = PrefillSide(scheduler, storage, senders, send, identity, layout)
+        self._offload = offload or Offload(
+            KVConnector({}, inbox.post, 1), scheduler, storage, inbox.post
+        )
+        self._prefill_side = PrefillSide(
+            scheduler, storage, senders, send, identity, layout, self._offload.look_up
+        )
         self._idle_check = IdleCheck(scheduler, pool)
         self._reporter = Reporter(
             scheduler,
@@ -112,6 +121,7 @@ class EngineCore:
             receivers,
             senders,
             self._idle_check,
+            self._offload,
         )
         self._handlers = self._make_handlers()
 
@@ -139,13 +149,14 @@ class EngineCore:
             BlockAcknowledged: lambda _: None,  # counted by the mover; blocks go with their session
             SendFailed: self._prefill_side.send_failed,
             SessionDrained: self._prefill_side.drained,
+            **self._offload.handlers,
         }
 
     def run(self) -> None:
         """Serve until Shutdown has been heard and its time to drain is over."""
         wait_s = 0.0
         while True:
-            wait_s = 0.0 if self.turn(wait_s) else _IDLE_WAIT_S
+            wait_s = 0.0 if self.turn(wait_s) else self._offload.loads.next_due_s(_IDLE_WAIT_S)
             if self._stop_at_ms is not None and self._may_stop():
                 self._send(EngineStopped())
                 return
@@ -174,15 +185,16 @@ class EngineCore:
         self._handlers[type(item)](item)
 
     def close(self) -> None:
-        """Stop the movers and let go of the pool."""
+        """Stop the movers and let go of the tiers and the pool."""
         self._receivers.close()
         self._senders.close()
+        self._offload.close()
         self._storage.close()
 
     def check_integrity(self) -> None:
         """Raise AssertionError when pool, scheduler and sessions contradict each other."""
-        self._scheduler.check_integrity()
-        self._decode_side.check_integrity()
+        self._scheduler.check_integrity(self._offload.held_blocks())
+        self._decode_side.check_integrity(self._offload.loads.num_permits)
         self._prefill_side.check_integrity()
         check_writers(self._pool.life, map(BlockId, range(len(self._pool.life))))
 
@@ -199,6 +211,8 @@ class EngineCore:
                 due_ms = monotonic_ms() + request.deadline_ms
                 heapq.heappush(self._deadlines, (due_ms, request.id))
             self._start(sequences, message.prefill_candidates, timeline)
+            for sequence in sequences:
+                self._offload.begin(sequence)
         except ServeError as error:
             self._scheduler.abort(request.id)  # choices that were taken before one was refused
             self._outbox.fail(request.id, error)
@@ -217,7 +231,9 @@ class EngineCore:
         try:
             if self._stop_at_ms is not None:
                 raise WorkerLostError("the worker is shutting down")
-            self._prefill_side.add(message, start_sequences(message.request)[0])
+            sequence = start_sequences(message.request)[0]
+            self._prefill_side.add(message, sequence)
+            self._offload.begin(sequence)
         except ServeError as error:
             self._send(RefusePrefill(*key, type(error).__name__, error.message))
 
@@ -240,16 +256,21 @@ class EngineCore:
     # ---- one step
 
     def _step(self) -> bool:
+        self._offload.before_step()
         output = self._scheduler.schedule()
         self._prefill_side.announce_next()
         if not output.items:
+            self._offload.after_step()
             return bool(output.preempted)  # whoever gave way may be what the next plan runs
         for item in output.items:
             self._outbox.mark_scheduled(item.sequence.request.id)
+        started_ms = monotonic_ms()
         logits = self._forward(output)
         rows = build_rows(output.items, self._eos_token_ids)
         sampled = self._sampler.sample(logits, rows) if rows else []
         self._deliver(self._scheduler.update(output, sampled))
+        seconds = (monotonic_ms() - started_ms) / 1e3
+        self._offload.after_step(output.num_batched_tokens, len(sampled), seconds)
         return True
 
     def _forward(self, output: SchedulerOutput) -> Any:
@@ -291,7 +312,8 @@ class EngineCore:
     # ---- telling
 
     def _tell(self) -> None:
-        report = self._reporter.report(self._outbox.take(), self._pool.take_events())
+        events = [*self._pool.take_events(), *self._offload.take_events()]
+        report = self._reporter.report(self._outbox.take(), events)
         if report is not None:
             self._send(report)
 
@@ -302,6 +324,7 @@ class EngineCore:
 
     def _reset_prefix_cache(self, message: ResetPrefixCache) -> None:
         self._pool.reset_prefix_cache()
+        self._offload.reset()
 
     def _writer_left(self, event: WriterLeft) -> None:
         self._pool.settle(event.block)
@@ -311,8 +334,10 @@ class EngineCore:
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no request is owed an end and no session one either."""
-        return not self._outbox.num_open and not self._prefill_side.num_sessions
+        """Whether no request is owed an end and no session one either, and no tier is at work."""
+        return not (
+            self._outbox.num_open or self._prefill_side.num_sessions or self._offload.is_busy
+        )
 
     def _may_stop(self) -> bool:
         assert self._stop_at_ms is not None

@@ -9,6 +9,7 @@ from engine.channel import monotonic_ms
 from engine.integrity import IdleCheck
 from engine.kvcache.block_pool import BlockPool
 from engine.messages import ChoiceOutput, StepDone
+from engine.offload.offload import Offload
 from engine.remote.decode_side import DecodeSide
 from engine.remote.prefill_side import PrefillSide
 from engine.scheduler.scheduler import Scheduler
@@ -34,6 +35,7 @@ class Reporter:
         receivers: Receivers,
         senders: Senders,
         idle_check: IdleCheck,
+        offload: Offload,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
@@ -42,6 +44,7 @@ class Reporter:
         self._receivers = receivers
         self._senders = senders
         self._idle_check = idle_check
+        self._offload = offload
         self._last = EngineStats()
         self._told_at_ms = 0.0
         self.last_event_number = 0
@@ -59,7 +62,7 @@ class Reporter:
 
     def published(self) -> dict[Tier, list[BlockHash]]:
         """Every block that readers may know of."""
-        return {Tier.DEVICE: self._pool.snapshot()}
+        return {Tier.DEVICE: self._pool.snapshot(), **self._offload.published()}
 
     def _load(self, stats: EngineStats) -> WorkerLoad:
         return WorkerLoad(
@@ -106,4 +109,9 @@ class Reporter:
             checksum_errors_total=received.checksum_errors_total,
             refused_connections_total=received.refused_connections_total,
             integrity_violations_total=self._idle_check.num_violations,
+            num_loading=scheduler.num_loading,
+            tier_queries_total=self._offload.loads.counters.queries,
+            tier_hits_total=self._offload.loads.counters.hits,
+            declined_load_tokens_total=self._offload.loads.counters.declined,
+            tiers=self._offload.stats(),
         )

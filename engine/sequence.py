@@ -4,7 +4,8 @@ States, and who moves a sequence between them (the scheduler, always):
 
     WAITING         --admitted, blocks for the whole prompt-->        RUNNING
     WAITING_FOR_KV  --another worker's KV is complete-->              READY    --a place in the batch--> RUNNING
-    WAITING_FOR_KV  --given up-->                                     WAITING
+    WAITING_FOR_KV  --given up, or a tier's KV is in the pool-->      WAITING
+    WAITING         --a tier has KV of it-->                          WAITING_FOR_KV
     RUNNING, READY  --no block left, the youngest gives way-->        PREEMPTED (waits again, recomputes)
     any             --stop rule, abort, session done-->               FINISHED
 
@@ -61,6 +62,7 @@ class Sequence:
     num_cached_tokens: prompt tokens whose KV was found when the sequence was first admitted.
     num_arriving_tokens: tokens whose KV another worker is asked for; 0 for a local run.
     is_session: whether this is a prompt computed for another worker.
+    is_looked_up: whether tiers have been asked for its KV since it last began to wait.
     arrival: place in the order of arrival, given by the scheduler; forks share it.
     chain: hashes of its full blocks; None without prefix caching.
     forks: choices whose first token is known while the KV of the prompt is still arriving.
@@ -74,6 +76,7 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     gate: Gate = Gate.OPEN
     is_session: bool = False
+    is_looked_up: bool = False
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_arriving_tokens: int = 0

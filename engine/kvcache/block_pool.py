@@ -18,6 +18,8 @@ Engine thread only. Never touches the bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import NamedTuple
 
 from core.block_hash import BlockHash
 from core.blocks import BlockLife, BlockState
@@ -26,6 +28,14 @@ from core.ids import NULL_BLOCK, BlockId
 from engine.kvcache.chain import BlockContent
 from engine.kvcache.event_log import EventLog
 from engine.kvcache.free_queue import FreeQueue
+
+
+class HeldContent(NamedTuple):
+    """A block and what it holds."""
+
+    block: BlockId
+    group: int
+    content: BlockContent
 
 
 class BlockPool:
@@ -55,6 +65,7 @@ class BlockPool:
         self._content: dict[BlockId, tuple[int, BlockContent]] = {}
         self._copies: list[dict[BlockHash, list[BlockId]]] = [{} for _ in range(num_groups)]
         self._events = EventLog(with_token_ids=events_with_token_ids)
+        self._committed: list[BlockId] | None = None
 
     # ---- what there is
 
@@ -122,6 +133,20 @@ class BlockPool:
                 self._quarantined.add(block)
         self._queue.prepend(emptied)
 
+    def give_back(self, blocks: Iterable[BlockId]) -> None:
+        """`release` of blocks that were acquired on their way out: content that nobody holds is evicted next.
+
+        Such a block stands right behind those without content, in the order given.
+        """
+        for block in blocks:
+            if self._references[block] > 1 or block not in self._content:
+                self.release([block])
+                continue
+            self._references[block] = 0
+            self.life.rest(block)
+            first = next((other for other in self._queue if other in self._content), None)
+            self._queue.insert_before(block, first)
+
     def settle(self, block: BlockId) -> bool:
         """Take a block back from quarantine if its last writer has left; whether that happened."""
         if not self.life.settle(block):
@@ -152,6 +177,26 @@ class BlockPool:
         copies.append(block)
         if len(copies) == 1 and group == self._published_group:
             self._events.stored(content)
+        if self._committed is not None:
+            self._committed.append(block)
+
+    def note_committed(self) -> None:
+        """From now on remember what is committed, for `take_committed`."""
+        self._committed = []
+
+    def take_committed(self) -> list[HeldContent]:
+        """What was committed since the last call and is still there, oldest first."""
+        if not self._committed:
+            return []
+        blocks, self._committed = self._committed, []
+        return [
+            HeldContent(b, *self._content[b]) for b in dict.fromkeys(blocks) if b in self._content
+        ]
+
+    def next_evicted(self, num_blocks: int) -> list[HeldContent]:
+        """What would be lost with the next `num_blocks` allocations, first one first."""
+        blocks = islice(self._queue, num_blocks)
+        return [HeldContent(b, *self._content[b]) for b in blocks if b in self._content]
 
     def match(self, contents: Iterable[BlockContent], group: int = 0) -> list[BlockId]:
         """Blocks that hold the longest findable head of a chain. Takes no reference.

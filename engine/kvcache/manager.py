@@ -16,7 +16,7 @@ from core.blocks import BlockState
 from core.ids import BlockId
 from engine.kvcache.block_pool import BlockPool
 from engine.kvcache.block_table import BlockTable
-from engine.kvcache.chain import HashChain
+from engine.kvcache.chain import BlockContent, HashChain
 from engine.sequence import Sequence
 
 
@@ -55,6 +55,17 @@ class KVManager:
     def count_cached_tokens(self, sequence: Sequence) -> int:
         """Leading tokens whose KV is in the pool now; takes nothing, so it is a hint."""
         return len(self._match(sequence, sequence.num_tokens)[0]) * self.block_size
+
+    def contents(self, sequence: Sequence) -> list[BlockContent]:
+        """What the full blocks of a sequence hold, or will hold, in front of its last token; [] without caching."""
+        if sequence.chain is None:
+            return []
+        num_blocks = (sequence.num_tokens - 1) // self.block_size
+        return sequence.chain.contents(sequence.token_ids, num_blocks)
+
+    def matched(self, sequence: Sequence) -> list[list[BlockId]]:
+        """For each group the blocks that `contents` finds in the pool, as many in each; takes no reference."""
+        return self._match(sequence, sequence.num_tokens - 1)
 
     # ---- taking blocks
 

@@ -41,8 +41,10 @@ class Staging(Protocol):
 class Storage(Staging, Protocol):
     """What an engine needs of a pool's memory.
 
-    Kernels use `tensor` and the views of it, movers use `buffer`.
+    Kernels use `tensor` and the views of it, movers use `buffer`. layout: how a block is laid out.
     """
+
+    layout: KVLayout
 
     @property
     def tensor(self) -> Tensor:

@@ -203,8 +203,11 @@ class DecodeSide:
             if arrival.state is ArrivalState.GRANTED and arrival.last_sign_ms < limit:
                 self._attempt_failed(arrival, tell_prefill=True)
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError with the reason when arrivals, permits and the scheduler contradict each other."""
+    def check_integrity(self, num_other_permits: int = 0) -> None:
+        """Raise AssertionError with the reason when arrivals, permits and the scheduler contradict each other.
+
+        num_other_permits: live permits that are no arrival's.
+        """
         arrivals = self._arrivals.values()
         assert len(self._of_request) == len(arrivals) == self._scheduler.num_arriving, (
             f"{len(arrivals)} arrivals, {self._scheduler.num_arriving} arriving sequences"
@@ -219,7 +222,7 @@ class DecodeSide:
             expected = {block for ids in table.groups for block in ids[arrival.num_pinned_blocks :]}
             assert permit.generations.keys() == expected, "a permit for other blocks than reserved"
         num_permits = sum(arrival.permit is not None for arrival in arrivals)
-        found = self._life.num_live_permits
+        found = self._life.num_live_permits - num_other_permits
         assert found == num_permits, f"{found} live permits, {num_permits} granted arrivals"
 
     # ---- inside

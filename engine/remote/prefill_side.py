@@ -102,7 +102,10 @@ class PrefillSide:
         send: Callable[[ToFront], None],
         identity: KVIdentity,
         layout: KVLayout,
+        look_up: Callable[[Sequence], bool] = lambda _: False,
     ) -> None:
+        """look_up: loads what tiers have of a session's prompt; whether the session is held for that."""
+        self._look_up = look_up
         self._scheduler = scheduler
         self._staging = staging
         self._senders = senders
@@ -203,6 +206,8 @@ class PrefillSide:
     def announce_next(self) -> None:
         """One step ahead of their turn: take blocks for whole prompts, all or none, and tell D."""
         for sequence in self._scheduler.sessions_due():
+            if self._look_up(sequence):
+                continue
             if not self._scheduler.take_blocks(sequence):
                 return
             session = self._of_sequence[id(sequence)]

@@ -128,7 +128,9 @@ class StepPlanner:
         """Whether a waiting sequence has, or now got, blocks for its prompt. blocked: an earlier one lacks them."""
         if sequence.is_session:
             return sequence.gate is Gate.OPEN
-        if blocked or not self._kv.take_all(sequence, sequence.num_tokens + 1):
+        if blocked or (self._roster.has_tiers and not sequence.is_looked_up):
+            return False  # who has not been looked up yet lacks room even for that
+        if not self._kv.take_all(sequence, sequence.num_tokens + 1):
             return False
         count_admission(self._roster, sequence)
         return True

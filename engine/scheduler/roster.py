@@ -1,7 +1,8 @@
 """Which sequences there are and where each stands.
 
     waiting    WAITING, PREEMPTED: hold no blocks, except sessions that took theirs ahead of their turn
-    arriving   WAITING_FOR_KV: hold what is pinned and reserved
+    arriving   WAITING_FOR_KV: hold what is pinned and reserved for another worker's KV
+    loading    WAITING_FOR_KV: hold nothing; their KV is read from a tier into the pool
     ready      READY: hold all KV of their prompt, wait for a place in the batch
     running    RUNNING
     sessions   prompts computed for another worker, in any state, from their start to their release
@@ -11,7 +12,7 @@ The one place where a sequence changes queue, begins, forks or ends. The schedul
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 
 from core.ids import BlockId, RequestId
@@ -39,6 +40,8 @@ class Roster:
         self.ready = PolicyQueue(order)
         self.running = PolicyQueue(order)
         self.arriving: set[Sequence] = set()
+        self.loading: set[Sequence] = set()
+        self.has_tiers = False
         self.sessions: set[Sequence] = set()
         self._by_request: dict[RequestId, list[Sequence]] = {}
         self._num_arrivals = 0
@@ -83,6 +86,17 @@ class Roster:
         sequence.status = SequenceStatus.WAITING
         self.waiting.add(sequence)
 
+    def hold(self, sequence: Sequence) -> None:
+        """Take a queued sequence, which holds no blocks, aside while a tier's KV comes into the pool."""
+        self.detach(sequence)
+        sequence.status = SequenceStatus.WAITING_FOR_KV
+        self.loading.add(sequence)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Put it back to its old place: what came is found like all that is cached."""
+        self.loading.remove(sequence)
+        self.wait(sequence)
+
     def make_ready(self, sequence: Sequence) -> None:
         """Queue a sequence that holds all KV of its prompt for a place in the batch."""
         sequence.status = SequenceStatus.READY
@@ -99,6 +113,7 @@ class Roster:
         self.kv.release(sequence)
         sequence.status = SequenceStatus.PREEMPTED
         sequence.num_preemptions += 1
+        sequence.is_looked_up = False
         self.counters.preemptions += 1
         self.waiting.add(sequence)
 
@@ -111,6 +126,7 @@ class Roster:
         elif sequence.status is SequenceStatus.RUNNING:
             self.running.remove(sequence)
         self.arriving.discard(sequence)
+        self.loading.discard(sequence)
 
     # ---- ending
 
@@ -136,9 +152,12 @@ class Roster:
 
     # ---- looking
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError with the reason when pool, tables and queues contradict each other."""
-        tables: list[list[BlockId]] = []
+    def check_integrity(self, held_elsewhere: Iterable[Iterable[BlockId]] = ()) -> None:
+        """Raise AssertionError with the reason when pool, tables and queues contradict each other.
+
+        held_elsewhere: blocks that others than sequences hold, for each holder.
+        """
+        tables: list[Iterable[BlockId]] = list(held_elsewhere)
         for sequence in self._all_sequences():
             table = sequence.block_table
             tables += [*table.groups, table.spares]
@@ -149,6 +168,7 @@ class Roster:
             (self.ready, (SequenceStatus.READY,)),
             (self.running, (SequenceStatus.RUNNING,)),
             (self.arriving, (SequenceStatus.WAITING_FOR_KV,)),
+            (self.loading, (SequenceStatus.WAITING_FOR_KV,)),
         ):
             for sequence in queue:
                 assert sequence.status in statuses, f"{sequence.status.name} in a wrong queue"
@@ -156,5 +176,5 @@ class Roster:
 
     def _all_sequences(self) -> Iterator[Sequence]:
         yield from self.sessions
-        for queue in (self.waiting, self.ready, self.running, self.arriving):
+        for queue in (self.waiting, self.ready, self.running, self.arriving, self.loading):
             yield from (sequence for sequence in queue if not sequence.is_session)

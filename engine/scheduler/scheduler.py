@@ -9,9 +9,10 @@ while no step runs. Never touches tensors, nor token values beyond the stop rule
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
-from core.ids import RequestId
+from core.ids import BlockId, RequestId
 from engine.kvcache.block_pool import BlockPool
 from engine.kvcache.manager import KVManager
 from engine.sampler.rows import SampledToken
@@ -222,6 +223,29 @@ class Scheduler:
         """End a session wherever it stands and give its blocks back. Idempotent."""
         self._sessions.release(sequence)
 
+    # ---- tiers: KV that comes back from below the pool
+
+    def use_tiers(self) -> None:
+        """From now on no sequence of this engine's own starts before it has been looked up (`is_looked_up`)."""
+        self._roster.has_tiers = True
+
+    def to_look_up(self) -> list[Sequence]:
+        """Waiting sequences of this engine's own that are to be looked up, in policy order."""
+        waiting = self._roster.waiting
+        return [s for s in waiting if not s.is_looked_up and not s.is_session]
+
+    def hold(self, sequence: Sequence) -> None:
+        """A tier has KV of a waiting sequence without blocks: WAITING_FOR_KV, holding nothing, until `resume`."""
+        self._roster.hold(sequence)
+
+    def resume(self, sequence: Sequence) -> None:
+        """What a tier gave is in the pool, or nothing more will come: wait at the old place again."""
+        self._roster.resume(sequence)
+
+    def is_held(self, sequence: Sequence) -> bool:
+        """Whether `hold` is still in force: the sequence may have ended meanwhile."""
+        return sequence in self._roster.loading
+
     # ---- gauges, counters, checks
 
     @property
@@ -242,7 +266,12 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for blocks, a grant or their turn."""
-        return len(self._roster.waiting)
+        return len(self._roster.waiting) + len(self._roster.loading)
+
+    @property
+    def num_loading(self) -> int:
+        """Waiting sequences whose KV is read from a tier."""
+        return len(self._roster.loading)
 
     @property
     def num_arriving(self) -> int:
@@ -261,9 +290,12 @@ class Scheduler:
         waiting = [sequence.num_remaining_tokens for sequence in self._roster.waiting]
         return sum(remaining for remaining in running if remaining > 1) + sum(waiting)
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError with the reason when pool, tables and queues contradict each other."""
-        self._roster.check_integrity()
+    def check_integrity(self, held_elsewhere: Iterable[Iterable[BlockId]] = ()) -> None:
+        """Raise AssertionError with the reason when pool, tables and queues contradict each other.
+
+        held_elsewhere: blocks that others than sequences hold, for each holder.
+        """
+        self._roster.check_integrity(held_elsewhere)
 
     # ---- inside
 

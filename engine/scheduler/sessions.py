@@ -70,6 +70,7 @@ class Sessions:
         self._check_session(sequence)
         assert sequence.gate is Gate.CLOSED, "only an announced session is declined"
         sequence.gate = Gate.PARKED
+        sequence.is_looked_up = False
         self._kv.release(sequence)
 
     def unpark(self, sequence: Sequence) -> None:

@@ -100,6 +100,8 @@ class Tier(ABC):
     block_bytes: int
     num_slots: int
     counters: TierCounters
+    is_shared: bool = False
+    """Whether other workers add blocks too: then `ask` may know more than `lookup`, and no changes are published."""
 
     # ---- what is there
 
@@ -110,6 +112,18 @@ class Tier(ABC):
     @abstractmethod
     def lookup(self, chain: Sequence[BlockKey]) -> int:
         """How many leading blocks of a chain are held. A hint: nothing is pinned, no use is counted."""
+
+    @abstractmethod
+    def keys(self) -> list[BlockKey]:
+        """Every block that is held, in no order that means anything."""
+
+    @abstractmethod
+    def ask(self, chain: Sequence[BlockKey]) -> int:
+        """How many leading blocks of a chain a shared store has. Any thread; may wait for a network, within a bound."""
+
+    @abstractmethod
+    def note_found(self, keys: Sequence[BlockKey]) -> None:
+        """`ask` has found these: they are held from now on, as far as there is room to know of them."""
 
     @abstractmethod
     def touch(self, chain: Sequence[BlockKey]) -> None:
@@ -131,9 +145,15 @@ class Tier(ABC):
 
     @abstractmethod
     def complete_load(
-        self, placements: Sequence[Placement], damaged: Collection[Placement] = ()
+        self,
+        placements: Sequence[Placement],
+        damaged: Collection[Placement] = (),
+        unread: Collection[Placement] = (),
     ) -> None:
-        """The mover is done with blocks of a `prepare_load`. damaged: those of them that `read` denied."""
+        """The mover is done with blocks of a `prepare_load`.
+
+        damaged, unread: those of them that `read` denied, and that were not read because nobody wanted them any more.
+        """
 
     @abstractmethod
     def prepare_store(self, chain: Sequence[BlockKey]) -> StorePlan | None:

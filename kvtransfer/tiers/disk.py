@@ -17,7 +17,7 @@ from core.errors import ConfigError
 from kvtransfer.tiers.base import BlockKey, Placement, StorePlan
 from kvtransfer.tiers.disk_files import HEADER_BYTES, RECORD_BYTES, DiskFiles, Record
 from kvtransfer.tiers.fingerprint import FINGERPRINT_BYTES
-from kvtransfer.tiers.frequency import FrequencyFilter
+from kvtransfer.tiers.frequency import DECAY_USES
 from kvtransfer.tiers.policies import DEFAULT_POLICY
 from kvtransfer.tiers.slotted import SlottedTier
 
@@ -40,7 +40,7 @@ class DiskConfig:
     capacity_bytes: int
     policy: str = DEFAULT_POLICY
     min_frequency: int = 2
-    decay_uses: int = 1_000_000
+    decay_uses: int = DECAY_USES
 
     def __post_init__(self) -> None:
         for name in ("min_frequency", "decay_uses"):
@@ -53,7 +53,8 @@ class DiskTier(SlottedTier):
 
     block_bytes: bytes of a block.
     fingerprint: what the bytes belong to (kvtransfer/tiers/fingerprint.py); blocks of anything else are dropped.
-    Raises ConfigError where not one block fits or the folder cannot be used.
+    Raises ConfigError where not one block fits or the folder cannot be used, FolderInUseError where another process
+    uses it.
     """
 
     def __init__(self, config: DiskConfig, block_bytes: int, fingerprint: bytes) -> None:
@@ -63,22 +64,14 @@ class DiskTier(SlottedTier):
             raise ConfigError(
                 f"disk tier: {config.capacity_bytes} bytes hold no block of {block_bytes} bytes"
             )
-        super().__init__(block_bytes, num_slots, config.policy)
-        # As many keys as blocks held and ghosts: what is used less often than those is cold.
-        self._uses: FrequencyFilter[BlockKey] = FrequencyFilter(
-            config.min_frequency, max(1024, 2 * num_slots), config.decay_uses
+        super().__init__(
+            block_bytes, num_slots, config.policy, config.min_frequency, config.decay_uses
         )
         self._files = DiskFiles(config.folder, block_bytes, num_slots, fingerprint)
         self._digests = [b""] * num_slots
         self._sequences = [0] * num_slots
         self._num_placed = 0
         self._take_over()
-
-    def touch(self, chain: Sequence[BlockKey]) -> None:
-        """See Tier.touch. Counts as a use of every block, held or not."""
-        super().touch(chain)
-        for key in chain:
-            self._uses.use(key)
 
     def prepare_store(self, chain: Sequence[BlockKey]) -> StorePlan | None:
         """See Tier.prepare_store. A block that has not been used often enough is left out."""
@@ -117,9 +110,6 @@ class DiskTier(SlottedTier):
             self._digests[record.slot] = record.digest
             self._num_placed = record.sequence
         self._restore(Placement(record.key, record.slot) for record in by_age)
-
-    def _admits(self, key: BlockKey) -> bool:
-        return self._uses.passes(key)
 
     def _erase(self, slot: int) -> None:
         try:

@@ -39,6 +39,10 @@ RECORD_BYTES = _RECORD.size + _CHECKSUM.size
 _FREE = bytes(RECORD_BYTES)
 
 
+class FolderInUseError(ConfigError):
+    """Another process has its blocks in this folder."""
+
+
 class Record(NamedTuple):
     """What is known of the block in a slot.
 
@@ -64,7 +68,7 @@ class DiskFiles:
     """Index and blocks in one folder, for blocks of `block_bytes` and up to `num_slots` of them.
 
     fingerprint: 16 bytes; records that bear another one are foreign.
-    Raises ConfigError where the folder cannot be used, or another process uses it.
+    Raises ConfigError where the folder cannot be used, FolderInUseError where another process uses it.
     """
 
     def __init__(self, folder: Path, block_bytes: int, num_slots: int, fingerprint: bytes) -> None:
@@ -81,7 +85,9 @@ class DiskFiles:
         except BaseException as error:
             self.close()
             if isinstance(error, BlockingIOError):
-                raise ConfigError(f"disk tier: {folder} is in use by another process") from error
+                raise FolderInUseError(
+                    f"disk tier: {folder} is in use by another process"
+                ) from error
             if isinstance(error, OSError):
                 raise ConfigError(f"disk tier: {folder} cannot be used: {error}") from error
             raise

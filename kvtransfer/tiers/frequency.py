@@ -13,6 +13,9 @@ from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 
+DECAY_USES = 1_000_000
+"""In so many uses a key's frequency falls by one, where nobody says otherwise."""
+
 _MOST = 1 << 20
 """A frequency stops doubling here: a key that was hot is forgotten in bounded time, and numbers stay small."""
 

@@ -17,13 +17,20 @@ class HostTier(SlottedTier):
     Raises ConfigError where not one block fits, or the memory cannot be mapped.
     """
 
-    def __init__(self, capacity_bytes: int, block_bytes: int, policy: str = DEFAULT_POLICY) -> None:
+    def __init__(
+        self,
+        capacity_bytes: int,
+        block_bytes: int,
+        policy: str = DEFAULT_POLICY,
+        min_frequency: int = 0,
+    ) -> None:
+        """min_frequency: how often a block must have been used to be stored, see FrequencyFilter; 0 for every block."""
         num_slots = num_blocks_within(capacity_bytes, block_bytes)
         if num_slots < 1:
             raise ConfigError(
                 f"host tier: {capacity_bytes} bytes hold no block of {block_bytes} bytes"
             )
-        super().__init__(block_bytes, num_slots, policy)
+        super().__init__(block_bytes, num_slots, policy, min_frequency)
         try:
             self._memory: PoolMemory | None = PoolMemory(num_slots, block_bytes)
         except (OSError, ValueError, OverflowError) as error:

@@ -1,88 +1,156 @@
 """A tier's mover: one thread that carries blocks in and out, so that the engine thread waits for neither.
 
-Loads go before stores, and one comes between two blocks of a store: a store is written behind, when there is nothing
-better to do. What it has to write is bounded; beyond that, stores are turned away.
+Questions to a shared store go first, then loads, and both come between two blocks of a store: a store is written
+behind, when there is nothing better to do. What it has to write is bounded; beyond that, stores are turned away.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from kvtransfer.tiers.base import Placement, Tier
+from core.events import Tier as TierName
+from kvtransfer.tiers.base import BlockKey, Placement, Tier
 
 logger = logging.getLogger(__name__)
+
+
+class LoadTargets(Protocol):
+    """Where the blocks of one load go. Called on the mover's thread."""
+
+    def enter(self, index: int) -> memoryview | None:
+        """The bytes to fill with the load's block `index`, until `leave`; None where nobody wants it any more."""
+        ...
+
+    def leave(self, index: int) -> None:
+        """The mover writes there no more."""
+        ...
 
 
 class LoadDone(NamedTuple):
     """For `Tier.complete_load`: blocks that were asked for together.
 
+    job: what the caller named the load.
     damaged: those of them that are not what was written.
-    was_read: False where the mover ended first: nothing is damaged, and no buffer holds anything.
+    unread: those that nobody wanted any more, or that were not come to when the mover ended.
+    seconds: time that reading the others took.
     """
 
+    tier: TierName
+    job: int
     placements: tuple[Placement, ...]
     damaged: tuple[Placement, ...] = ()
-    was_read: bool = True
+    unread: tuple[Placement, ...] = ()
+    seconds: float = 0.0
 
 
 class StoreDone(NamedTuple):
-    """For `Tier.complete_store`: blocks of one plan that were written, or (ok False) were not and will not be."""
+    """For `Tier.complete_store`: blocks of one plan that were written, or (ok False) were not and will not be.
 
+    job: what the caller named the store. seconds: time that writing them took.
+    """
+
+    tier: TierName
+    job: int
     placements: tuple[Placement, ...]
     ok: bool
+    seconds: float = 0.0
 
 
-PostDone = Callable[[LoadDone | StoreDone], None]
+class AskDone(NamedTuple):
+    """The answer of a shared store: its leading `num_found` blocks of a chain are there."""
+
+    tier: TierName
+    job: int
+    chain: tuple[BlockKey, ...]
+    num_found: int
+
+
+TierEvent = LoadDone | StoreDone | AskDone
+PostDone = Callable[[TierEvent], None]
 """Puts the end of a job into the engine thread's inbox. Called on the mover's thread; must not block or raise."""
 
 
-class _Job(NamedTuple):
-    placements: Sequence[Placement]
+class _Load(NamedTuple):
+    job: int
+    placements: tuple[Placement, ...]
+    targets: LoadTargets
+
+
+class _Store(NamedTuple):
+    job: int
+    placements: tuple[Placement, ...]
     blocks: Sequence[memoryview]
 
 
-class TierMover:
-    """Carries blocks between a tier and buffers of the caller's. `load`, `store`, `stop`: engine thread.
+class _Question(NamedTuple):
+    job: int
+    chain: tuple[BlockKey, ...]
 
-    tier: its `read` and `write` are called here, on the mover's thread, and nothing else of it.
-    post: told of the end of each job: one LoadDone a load, one StoreDone or, where only some of the blocks were
-        written, two a store.
+
+class TierMover:
+    """Carries blocks between a tier and memory of the caller's. `ask`, `load`, `store`, `stop`: engine thread.
+
+    name: which tier it is, for the events.
+    tier: its `read`, `write` and `ask` are called here, on the mover's thread, and nothing else of it.
+    post: told of the end of each job: one LoadDone a load, one AskDone a question, one StoreDone or, where only some
+        of the blocks were written, two a store.
     max_waiting_bytes: of blocks to be stored that wait or are being written.
+    load_rate: limit of what is read, in bytes a second, 0 for none.
     """
 
-    def __init__(self, tier: Tier, post: PostDone, max_waiting_bytes: int) -> None:
+    def __init__(
+        self,
+        name: TierName,
+        tier: Tier,
+        post: PostDone,
+        max_waiting_bytes: int,
+        load_rate: float = 0.0,
+    ) -> None:
+        self._name = name
         self._tier = tier
         self._post = post
-        self._max_waiting_blocks = max_waiting_bytes // tier.block_bytes
+        self._seconds_a_block = tier.block_bytes / load_rate if load_rate else 0.0
+        self._max_waiting_blocks = max(1, max_waiting_bytes // tier.block_bytes)
         self._num_waiting_blocks = 0
-        self._loads: deque[_Job] = deque()
-        self._stores: deque[_Job] = deque()
+        self._urgent: deque[_Load | _Question] = deque()
+        self._stores: deque[_Store] = deque()
         self._is_stopped = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="baton-tier", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"baton-tier-{name}", daemon=True)
         self._thread.start()
 
-    def has_room(self, num_blocks: int) -> bool:
-        """Whether a store of so many blocks would be taken. It stays true until the next `store`."""
+    @property
+    def num_waiting_blocks(self) -> int:
+        """Blocks to be stored that are not written yet."""
+        return self._num_waiting_blocks
+
+    def room(self) -> int:
+        """How many blocks a store may have to be taken. It grows at most until the next `store`."""
         with self._changed:
-            return self._num_waiting_blocks + num_blocks <= self._max_waiting_blocks
+            return self._max_waiting_blocks - self._num_waiting_blocks
 
-    def load(self, placements: Sequence[Placement], blocks: Sequence[memoryview]) -> None:
-        """Fill a buffer for each placement of a `prepare_load`. The buffers are the mover's until LoadDone."""
-        assert len(placements) == len(blocks), "a buffer for each block"
-        self._put(self._loads, _Job(placements, blocks))
+    def ask(self, job: int, chain: Sequence[BlockKey]) -> None:
+        """Ask the store itself how much of a chain it has."""
+        self._put(self._urgent, _Question(job, tuple(chain)))
 
-    def store(self, placements: Sequence[Placement], blocks: Sequence[memoryview]) -> None:
-        """Write the bytes of each placement of a plan. They are not to change until StoreDone; ask `has_room` first."""
+    def load(self, job: int, placements: Sequence[Placement], targets: LoadTargets) -> None:
+        """Fill a target for each placement of a `prepare_load`, in order."""
+        self._put(self._urgent, _Load(job, tuple(placements), targets))
+
+    def store(
+        self, job: int, placements: Sequence[Placement], blocks: Sequence[memoryview]
+    ) -> None:
+        """Write the bytes of each placement of a plan. They are not to change until StoreDone; see `room` first."""
         assert len(placements) == len(blocks), "bytes for each block"
-        assert self.has_room(len(placements)), "more is stored than may wait"
+        assert len(placements) <= self.room(), "more is stored than may wait"
         with self._changed:
             self._num_waiting_blocks += len(placements)
-        self._put(self._stores, _Job(placements, blocks))
+        self._put(self._stores, _Store(job, tuple(placements), blocks))
 
     def stop(self) -> None:
         """End the thread after the block it is at; what it has not come to is posted as not done. Idempotent."""
@@ -93,72 +161,106 @@ class TierMover:
 
     # ---- the mover's thread
 
-    def _put(self, jobs: deque[_Job], job: _Job) -> None:
+    def _put(self, jobs: deque[_Store] | deque[_Load | _Question], job: object) -> None:
         with self._changed:
             assert not self._is_stopped, "the mover is stopped"
-            jobs.append(job)
+            jobs.append(job)  # type: ignore[arg-type]
             self._changed.notify()
 
     def _run(self) -> None:
-        while job := self._next(self._stores):
-            self._store(job)
+        while job := self._next_store():
+            self._do_store(job)
 
-    def _next(self, stores: deque[_Job]) -> _Job | None:
-        """Wait for a store, doing the loads that come; None when it is time to end."""
+    def _next_store(self) -> _Store | None:
+        """Wait for a store, doing what is urgent; None when it is time to end."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_stopped or self._loads or stores)
+                self._changed.wait_for(lambda: self._is_stopped or self._urgent or self._stores)
                 is_stopped = self._is_stopped
-                if not is_stopped and not self._loads:
-                    return stores.popleft()
+                if not is_stopped and not self._urgent:
+                    return self._stores.popleft()
             if is_stopped:
                 self._give_up()
                 return None
-            self._do_loads()
+            self._do_urgent()
 
-    def _store(self, job: _Job) -> None:
-        num_written = 0
+    def _do_store(self, job: _Store) -> None:
+        num_written, seconds = 0, 0.0
         try:
             for placement, block in zip(job.placements, job.blocks, strict=True):
-                self._do_loads()
+                self._do_urgent()
                 if self._is_stopped:
                     break
+                started = time.perf_counter()
                 self._tier.write(placement, block)
+                seconds += time.perf_counter() - started
                 num_written += 1
         except OSError as error:
-            logger.warning("a block cannot be stored: %s", error)
+            logger.warning("%s tier: a block cannot be stored: %s", self._name, error)
         except Exception:  # whatever it is, the rest of the job has to be answered
-            logger.exception("a block cannot be stored")
-        self._end_store(tuple(job.placements[:num_written]), ok=True)
-        self._end_store(tuple(job.placements[num_written:]), ok=False)
+            logger.exception("%s tier: a block cannot be stored", self._name)
+        self._end_store(job.job, job.placements[:num_written], True, seconds)
+        self._end_store(job.job, job.placements[num_written:], False, 0.0)
 
-    def _end_store(self, placements: tuple[Placement, ...], ok: bool) -> None:
+    def _end_store(
+        self, job: int, placements: tuple[Placement, ...], ok: bool, seconds: float
+    ) -> None:
         if placements:
             with self._changed:
                 self._num_waiting_blocks -= len(placements)
-            self._post(StoreDone(placements, ok))
+            self._post(StoreDone(self._name, job, placements, ok, seconds))
 
-    def _do_loads(self) -> None:
-        while self._loads and not self._is_stopped:
-            placements, blocks = self._loads.popleft()
-            damaged = [
-                placement
-                for placement, block in zip(placements, blocks, strict=True)
-                if not self._is_read(placement, block)
-            ]
-            self._post(LoadDone(tuple(placements), tuple(damaged)))
+    def _do_urgent(self) -> None:
+        while self._urgent and not self._is_stopped:
+            job = self._urgent.popleft()
+            if isinstance(job, _Load):
+                self._do_load(job)
+            else:
+                self._do_ask(job)
+
+    def _do_ask(self, job: _Question) -> None:
+        try:
+            num_found = self._tier.ask(job.chain)
+        except Exception:
+            logger.exception("%s tier: the store cannot be asked", self._name)
+            num_found = 0
+        self._post(AskDone(self._name, job.job, job.chain, num_found))
+
+    def _do_load(self, job: _Load) -> None:
+        damaged: list[Placement] = []
+        unread: list[Placement] = []
+        started = time.perf_counter()
+        for index, placement in enumerate(job.placements):
+            block = None if self._is_stopped else job.targets.enter(index)
+            if block is None:
+                unread.append(placement)
+                continue
+            try:
+                if not self._is_read(placement, block):
+                    damaged.append(placement)
+            finally:
+                job.targets.leave(index)
+        seconds = time.perf_counter() - started
+        done = LoadDone(self._name, job.job, job.placements, tuple(damaged), tuple(unread), seconds)
+        self._post(done)
 
     def _is_read(self, placement: Placement, block: memoryview) -> bool:
+        if self._seconds_a_block:
+            time.sleep(self._seconds_a_block)
         try:
             return self._tier.read(placement, block)
         except Exception:
-            logger.exception("a block cannot be read")
+            logger.exception("%s tier: a block cannot be read", self._name)
             return False
 
     def _give_up(self) -> None:
         """Nothing is left unanswered."""
-        while self._loads:
-            placements = tuple(self._loads.popleft().placements)
-            self._post(LoadDone(placements, was_read=False))
+        while self._urgent:
+            job = self._urgent.popleft()
+            if isinstance(job, _Load):
+                self._post(LoadDone(self._name, job.job, job.placements, unread=job.placements))
+            else:
+                self._post(AskDone(self._name, job.job, job.chain, 0))
         while self._stores:
-            self._end_store(tuple(self._stores.popleft().placements), ok=False)
+            store = self._stores.popleft()
+            self._end_store(store.job, store.placements, False, 0.0)

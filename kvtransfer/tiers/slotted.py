@@ -22,6 +22,7 @@ from kvtransfer.tiers.base import (
     TierChange,
     TierCounters,
 )
+from kvtransfer.tiers.frequency import DECAY_USES, FrequencyFilter
 from kvtransfer.tiers.policies import EvictionPolicy, make_policy
 
 
@@ -43,11 +44,23 @@ class _Entry:
 class SlottedTier(Tier):
     """A tier of `num_slots` equal slots, without the bytes."""
 
-    def __init__(self, block_bytes: int, num_slots: int, policy: str) -> None:
+    def __init__(
+        self,
+        block_bytes: int,
+        num_slots: int,
+        policy: str,
+        min_frequency: int = 0,
+        decay_uses: int = DECAY_USES,
+    ) -> None:
+        """min_frequency, decay_uses: what a block's uses must come to for it to be stored, see FrequencyFilter."""
         self.block_bytes = block_bytes
         self.num_slots = num_slots
         self.counters = TierCounters()
         self._policy: EvictionPolicy[BlockKey] = make_policy(policy, num_slots)
+        # As many keys as blocks held and ghosts: what is used less often than those is cold.
+        self._uses: FrequencyFilter[BlockKey] | None = None
+        if min_frequency:
+            self._uses = FrequencyFilter(min_frequency, max(1024, 2 * num_slots), decay_uses)
         self._entries: dict[BlockKey, _Entry] = {}
         self._num_fresh = num_slots  # slots never used: the last ones
         self._freed: list[int] = []
@@ -71,9 +84,24 @@ class SlottedTier(Tier):
                 return position
         return len(chain)
 
+    def keys(self) -> list[BlockKey]:
+        """See Tier.keys."""
+        return [key for key, entry in self._entries.items() if entry.state is _State.HELD]
+
+    def ask(self, chain: Sequence[BlockKey]) -> int:
+        """See Tier.ask: `lookup` knows all that is in a tier of our own."""
+        return 0
+
+    def note_found(self, keys: Sequence[BlockKey]) -> None:
+        """See Tier.note_found: nothing is found that is not known."""
+        assert not keys, f"{len(keys)} blocks found in a tier of our own"
+
     def touch(self, chain: Sequence[BlockKey]) -> None:
-        """See Tier.touch."""
+        """See Tier.touch. Where frequency decides, it counts as a use of every block, held or not."""
         self._policy.touch(chain)
+        if self._uses is not None:
+            for key in chain:
+                self._uses.use(key)
 
     def figures(self) -> dict[str, float]:
         """See Tier.figures."""
@@ -99,13 +127,16 @@ class SlottedTier(Tier):
         return placements
 
     def complete_load(
-        self, placements: Sequence[Placement], damaged: Collection[Placement] = ()
+        self,
+        placements: Sequence[Placement],
+        damaged: Collection[Placement] = (),
+        unread: Collection[Placement] = (),
     ) -> None:
         """See Tier.complete_load."""
         for placement in damaged:
             assert placement in placements, f"{placement} is damaged and was not loaded"
             self.counters.damaged_blocks_total += self._drop(placement.key)
-        self.counters.loaded_blocks_total += len(placements) - len(damaged)
+        self.counters.loaded_blocks_total += len(placements) - len(damaged) - len(unread)
         for placement in placements:
             entry = self._entry_of(placement, _State.HELD, _State.DROPPED)
             assert entry.num_users, f"{placement} is completed more often than prepared"
@@ -160,7 +191,7 @@ class SlottedTier(Tier):
 
     def _admits(self, key: BlockKey) -> bool:
         """Whether a block is worth a slot."""
-        return True
+        return self._uses is None or self._uses.passes(key)
 
     def _erase(self, slot: int) -> None:
         """Nobody may find what is in this slot any more, after a restart either."""

@@ -57,6 +57,8 @@ from engine.messages import (
     TransportOffer,
 )
 from engine.movers import make_movers
+from engine.offload.offload import Offload
+from engine.offload.opening import open_tiers
 from engine.runner.model_runner import ModelRunner
 from engine.sampler.sampler import Sampler
 from engine.scheduler.config import SchedulerConfig
@@ -130,7 +132,14 @@ class EngineHarness:
             eos_token_ids=frozenset(),
             receivers=self.receivers,
             senders=self.senders,
+            offload=self._offload(num_blocks),
         )
+
+    def _offload(self, num_blocks: int) -> Offload:
+        config, post = self.config.offload, self.inbox.post
+        self.tiers = open_tiers(config, self.layout, self.root, num_blocks, post)
+        lazy_blocks = 0 if config.store == "eager" else 8
+        return Offload(self.tiers, self.scheduler, self.storage, post, lazy_blocks=lazy_blocks)
 
     @property
     def receiver(self) -> Receiver:
@@ -192,6 +201,7 @@ class EngineHarness:
                 stats.num_open_sessions,
                 stats.blocks_outstanding,
                 self.pool.life.num_live_permits,
+                self.core._offload.is_busy,
             )
         )
 

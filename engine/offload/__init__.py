@@ -1,0 +1,1 @@
+"""KV between the device pool and the tiers below it."""

@@ -1,0 +1,118 @@
+"""KV on its way from the pool to the tiers.
+
+Eager: blocks go as they are committed. Lazy: blocks go when few allocations stand between them and eviction. Either
+way a block is held in the pool until every mover that reads it is done, so its bytes cannot change under a mover.
+What finds no room is not stored; a chain that is used again is offered again. Engine thread only; never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from core.events import Tier
+from core.ids import BlockId
+from engine.kvcache.block_pool import BlockPool, HeldContent
+from engine.kvcache.storage import Storage
+from engine.offload.names import BlockNames
+from kvtransfer.tiers.base import BlockKey
+from kvtransfer.tiers.connector import KVConnector
+from kvtransfer.tiers.mover import StoreDone
+
+
+class StoreSide:
+    """The stores of one engine; see the module.
+
+    lazy_blocks: so many blocks at the head of the free queue are kept safe in tiers; 0 stores eagerly.
+    """
+
+    def __init__(
+        self,
+        connector: KVConnector,
+        pool: BlockPool,
+        storage: Storage,
+        names: BlockNames,
+        lazy_blocks: int = 0,
+    ) -> None:
+        self._connector = connector
+        self._pool = pool
+        self._storage = storage
+        self._names = names
+        self._block_bytes = storage.layout.block_bytes
+        self._lazy_blocks = lazy_blocks
+        self._reading: dict[int, dict[BlockKey, BlockId]] = {}
+        if connector.names and not lazy_blocks:
+            pool.note_committed()
+
+    @property
+    def num_open(self) -> int:
+        """Stores that movers have not answered."""
+        return len(self._reading)
+
+    def held_blocks(self) -> Iterator[list[BlockId]]:
+        """The blocks that each store holds."""
+        for blocks in self._reading.values():
+            yield list(blocks.values())
+
+    def look(self) -> None:
+        """Send down what is new, or about to be lost."""
+        if not self._connector.names:
+            return
+        if self._lazy_blocks:
+            self.offer(self._pool.next_evicted(self._lazy_blocks))
+        else:
+            self.offer(self._pool.take_committed())
+
+    def offer(self, contents: Sequence[HeldContent]) -> None:
+        """Store in every tier what it lacks of these, chain by chain."""
+        if not contents:
+            return
+        for run in _chains(contents):
+            lent = {BlockKey(held.content.key, held.group): held for held in run}
+            for name in self._connector.names:
+                self._store(name, lent)
+
+    def done(self, event: StoreDone) -> None:
+        """A mover reads these blocks no more."""
+        reading = self._reading[event.job]
+        blocks = [reading.pop(placement.key) for placement in event.placements]
+        if not reading:
+            del self._reading[event.job]
+        if self._lazy_blocks:
+            self._pool.give_back(blocks)
+        else:
+            self._pool.release(reversed(blocks))
+
+    def _store(self, name: Tier, lent: dict[BlockKey, HeldContent]) -> None:
+        placements = self._connector.plan_store(name, list(lent))
+        if not placements:
+            return
+        reading = {placement.key: lent[placement.key].block for placement in placements}
+        for key, block in reading.items():
+            self._pool.acquire(block)
+            self._names.note(lent[key].content)
+        self._bring_out(reading)
+        job = self._connector.new_job()
+        self._reading[job] = reading
+        self._connector.store(name, job, placements, [self._bytes_of(b) for b in reading.values()])
+
+    def _bring_out(self, blocks: dict[BlockKey, BlockId]) -> None:
+        """Where kernels use another memory than movers, copy the blocks to the latter."""
+        for group, spec in enumerate(self._storage.layout.groups):
+            ids = [block for key, block in blocks.items() if key.group == group]
+            if ids:
+                self._storage.bring_out(group, ids, 0, len(spec.layers))
+
+    def _bytes_of(self, block: BlockId) -> memoryview:
+        return self._storage.buffer[block * self._block_bytes : (block + 1) * self._block_bytes]
+
+
+def _chains(contents: Iterable[HeldContent]) -> Iterator[list[HeldContent]]:
+    """Neighbours that continue each other, together: so a store never evicts a block for its own child."""
+    run: list[HeldContent] = []
+    for held in contents:
+        if run and held.content.parent != run[-1].content.key and held.content != run[-1].content:
+            yield run
+            run = []
+        run.append(held)
+    if run:
+        yield run

@@ -1,0 +1,260 @@
+"""The tiers below one engine's device pool, nearest first, each with its mover: KVConnector.
+
+Decides which tier a chain is read from and whether that is faster than to compute it; keeps both halves of every pair
+together. Knows no pool and no sequence: whoever calls brings keys, and memory for the bytes.
+
+Engine thread only; ends of jobs come back through `post` and are given to `load_done`, `store_done`, `ask_done`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+from core.events import Tier as TierName
+from kvtransfer.tiers.base import BlockKey, Placement, Tier, TierChange
+from kvtransfer.tiers.load_rate import LoadRate
+from kvtransfer.tiers.mover import AskDone, LoadDone, LoadTargets, PostDone, StoreDone, TierMover
+
+INITIAL_BYTES_PER_S = {TierName.HOST: 4e9, TierName.DISK: 1e9, TierName.REMOTE: 0.25e9}
+"""What a tier is taken to give back before it has given anything."""
+
+
+class Segment(NamedTuple):
+    """Consecutive blocks of a chain that one tier gives back. first: the place of the first key in the chain."""
+
+    tier: TierName
+    first: int
+    keys: tuple[BlockKey, ...]
+
+
+@dataclass(slots=True)
+class TierSeconds:
+    """Time that a tier's mover has spent."""
+
+    load_seconds_total: float = 0.0
+    store_seconds_total: float = 0.0
+
+
+class _Level:
+    """One tier and what is under way in it."""
+
+    def __init__(self, name: TierName, tier: Tier, mover: TierMover, rate: LoadRate) -> None:
+        self.name = name
+        self.tier = tier
+        self.mover = mover
+        self.rate = rate
+        self.num_loading_blocks = 0
+        self.seconds = TierSeconds()
+
+
+class KVConnector:
+    """See the module.
+
+    tiers: by name, nearest first; owned from now on. None at all is allowed: then nothing is ever found.
+    post: puts the end of a job into the engine's inbox; any thread.
+    max_waiting_bytes: what of stores may wait in one tier, whose source memory must not change meanwhile.
+    load_rate: limit of what any one tier gives back, in bytes a second, 0 for none.
+    initial_rates: bytes a second that a tier is taken to give back before it has given anything.
+    """
+
+    def __init__(
+        self,
+        tiers: Mapping[TierName, Tier],
+        post: PostDone,
+        max_waiting_bytes: int,
+        load_rate: float = 0.0,
+        initial_rates: Mapping[TierName, float] | None = None,
+    ) -> None:
+        initial = {**INITIAL_BYTES_PER_S, **(initial_rates or {})}
+        self._levels = {
+            name: _Level(
+                name,
+                tier,
+                TierMover(name, tier, post, max_waiting_bytes, load_rate),
+                LoadRate(min(initial[name], load_rate or initial[name])),
+            )
+            for name, tier in tiers.items()
+        }
+        self._jobs = count(1)
+
+    # ---- what there is
+
+    @property
+    def names(self) -> list[TierName]:
+        """The tiers there are, nearest first."""
+        return list(self._levels)
+
+    @property
+    def has_shared(self) -> bool:
+        """Whether a tier has to be asked over a network."""
+        return any(level.tier.is_shared for level in self._levels.values())
+
+    @property
+    def num_loading_blocks(self) -> int:
+        """Blocks that are being read."""
+        return sum(level.num_loading_blocks for level in self._levels.values())
+
+    def tier(self, name: TierName) -> Tier:
+        """A tier, to look at."""
+        return self._levels[name].tier
+
+    def seconds(self, name: TierName) -> TierSeconds:
+        """Time that a tier's mover has spent."""
+        return self._levels[name].seconds
+
+    def bytes_per_s(self, name: TierName) -> float:
+        """What a tier is taken to give back now."""
+        return self._levels[name].rate.bytes_per_s
+
+    def num_waiting_blocks(self, name: TierName) -> int:
+        """Blocks to be stored in a tier that are not written yet."""
+        return self._levels[name].mover.num_waiting_blocks
+
+    def new_job(self) -> int:
+        """A number that no other job has."""
+        return next(self._jobs)
+
+    # ---- finding
+
+    def touch(self, chain: Sequence[BlockKey]) -> None:
+        """A request uses a chain; once a request, when it begins, wherever its blocks are."""
+        for level in self._levels.values():
+            level.tier.touch(chain)
+
+    def find(self, chain: Sequence[BlockKey]) -> list[Segment]:
+        """The longest head of a chain that the tiers have together, each block from the nearest that has it."""
+        segments: list[Segment] = []
+        first = 0
+        while first < len(chain):
+            rest = chain[first:]
+            for level in self._levels.values():
+                if num_held := level.tier.lookup(rest):
+                    end = first + num_held
+                    segments.append(Segment(level.name, first, tuple(chain[first:end])))
+                    first = end
+                    break
+            else:
+                break
+        return segments
+
+    def predict_s(self, segments: Sequence[Segment]) -> float:
+        """How long segments would take to read, behind what is being read already; tiers read side by side."""
+        totals = {
+            name: level.rate.seconds_for(level.num_loading_blocks * level.tier.block_bytes)
+            for name, level in self._levels.items()
+        }
+        for segment in segments:
+            level = self._levels[segment.tier]
+            num_bytes = len(segment.keys) * level.tier.block_bytes
+            totals[segment.tier] += level.rate.seconds_for(num_bytes)
+        return max((totals[segment.tier] for segment in segments), default=0.0)
+
+    def worthwhile(
+        self, segments: Sequence[Segment], compute_s_a_block: float
+    ) -> Sequence[Segment]:
+        """The head of the segments that saves most time against computing it; empty where every load is slower."""
+        best, most_saved, num_blocks = 0, 0.0, 0
+        for taken, segment in enumerate(segments, 1):
+            num_blocks += len(segment.keys)
+            saved = num_blocks * compute_s_a_block - self.predict_s(segments[:taken])
+            if saved > most_saved:
+                best, most_saved = taken, saved
+        return segments[:best]
+
+    def stale(self, segments: Sequence[Segment]) -> list[Segment]:
+        """Those whose tier has not been read from for long: what is known of its rate may be out of date."""
+        return [segment for segment in segments if self._levels[segment.tier].rate.is_stale]
+
+    # ---- jobs
+
+    def ask(self, job: int, chain: Sequence[BlockKey]) -> None:
+        """Ask the shared tier for a chain; answered by AskDone."""
+        for level in self._levels.values():
+            if level.tier.is_shared:
+                level.mover.ask(job, chain)
+                return
+
+    def load(self, job: int, segment: Segment, targets: LoadTargets) -> None:
+        """Read a segment that `find` has just given; answered by LoadDone."""
+        level = self._levels[segment.tier]
+        placements = level.tier.prepare_load(segment.keys)
+        assert placements is not None, f"{segment.tier}: a block that was found is not held"
+        level.num_loading_blocks += len(placements)
+        level.mover.load(job, placements, targets)
+
+    def plan_store(self, name: TierName, chain: Sequence[BlockKey]) -> tuple[Placement, ...]:
+        """What a tier lacks of a chain and admits, as far as there is room. Follow with `store` at once."""
+        level = self._levels[name]
+        plan = level.tier.prepare_store(_within_room(level, chain))
+        return plan.placements if plan is not None else ()
+
+    def store(
+        self,
+        name: TierName,
+        job: int,
+        placements: Sequence[Placement],
+        blocks: Sequence[memoryview],
+    ) -> None:
+        """Write the blocks of a `plan_store`, whose bytes are not to change meanwhile; answered by StoreDone."""
+        self._levels[name].mover.store(job, placements, blocks)
+
+    def load_done(self, event: LoadDone) -> None:
+        """The second half of a load."""
+        level = self._levels[event.tier]
+        level.tier.complete_load(event.placements, event.damaged, event.unread)
+        level.num_loading_blocks -= len(event.placements)
+        level.seconds.load_seconds_total += event.seconds
+        num_read = len(event.placements) - len(event.unread)
+        level.rate.note(num_read * level.tier.block_bytes, event.seconds)
+
+    def store_done(self, event: StoreDone) -> None:
+        """The second half of a store."""
+        level = self._levels[event.tier]
+        level.tier.complete_store(event.placements, event.ok)
+        level.seconds.store_seconds_total += event.seconds
+
+    def ask_done(self, event: AskDone) -> None:
+        """The shared tier's answer."""
+        self._levels[event.tier].tier.note_found(event.chain[: event.num_found])
+
+    # ---- all of it
+
+    def take_changes(self) -> dict[TierName, list[TierChange]]:
+        """What became found or vanished in each tier of our own since the last call; tiers without change left out."""
+        changes: dict[TierName, list[TierChange]] = {}
+        for name, level in self._levels.items():
+            taken = level.tier.take_changes()
+            if taken and not level.tier.is_shared:
+                changes[name] = taken
+        return changes
+
+    def held(self) -> dict[TierName, list[BlockKey]]:
+        """Every block that is held in each tier of our own."""
+        levels = self._levels.items()
+        return {name: level.tier.keys() for name, level in levels if not level.tier.is_shared}
+
+    def clear(self) -> None:
+        """Give up every block in the tiers of our own."""
+        for level in self._levels.values():
+            if not level.tier.is_shared:
+                level.tier.clear()
+
+    def close(self) -> None:
+        """End the movers, then the tiers. What was under way is answered, but nobody needs to hear. Idempotent."""
+        for level in self._levels.values():
+            level.mover.stop()
+            level.tier.close()
+
+
+def _within_room(level: _Level, chain: Sequence[BlockKey]) -> Sequence[BlockKey]:
+    """The head of a chain of which the tier lacks no more than may wait to be written."""
+    room = level.mover.room()
+    for end, key in enumerate(chain):
+        if not level.tier.lookup([key]):
+            if not room:
+                return chain[:end]
+            room -= 1
+    return chain
