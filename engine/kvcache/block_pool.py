@@ -193,6 +193,10 @@ class BlockPool:
             HeldContent(b, *self._content[b]) for b in dict.fromkeys(blocks) if b in self._content
         ]
 
+    def holds(self, held: HeldContent) -> bool:
+        """Whether a block still holds what it held."""
+        return self._content.get(held.block) == (held.group, held.content)
+
     def next_evicted(self, num_blocks: int) -> list[HeldContent]:
         """What would be lost with the next `num_blocks` allocations, first one first."""
         blocks = islice(self._queue, num_blocks)

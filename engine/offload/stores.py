@@ -2,7 +2,8 @@
 
 Eager: blocks go as they are committed. Lazy: blocks go when few allocations stand between them and eviction. Either
 way a block is held in the pool until every mover that reads it is done, so its bytes cannot change under a mover.
-What finds no room is not stored; a chain that is used again is offered again. Engine thread only; never waits.
+What a tier has no room for yet waits its turn, unpinned: it is stored if it is still there then. A chain that is
+used again is offered again. Engine thread only; never waits.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class StoreSide:
         self._names = names
         self._block_bytes = storage.layout.block_bytes
         self._lazy_blocks = lazy_blocks
+        self._waiting: dict[Tier, dict[BlockKey, HeldContent]] = {n: {} for n in connector.names}
         self._reading: dict[int, dict[BlockKey, BlockId]] = {}
         if connector.names and not lazy_blocks:
             pool.note_committed()
@@ -54,8 +56,8 @@ class StoreSide:
             yield list(blocks.values())
 
     def look(self) -> None:
-        """Send down what is new, or about to be lost."""
-        if not self._connector.names:
+        """Send down what is new, or about to be lost, and what has waited."""
+        if not self._waiting:
             return
         if self._lazy_blocks:
             self.offer(self._pool.next_evicted(self._lazy_blocks))
@@ -63,13 +65,16 @@ class StoreSide:
             self.offer(self._pool.take_committed())
 
     def offer(self, contents: Sequence[HeldContent]) -> None:
-        """Store in every tier what it lacks of these, chain by chain."""
-        if not contents:
-            return
-        for run in _chains(contents):
-            lent = {BlockKey(held.content.key, held.group): held for held in run}
-            for name in self._connector.names:
-                self._store(name, lent)
+        """Store in every tier what it lacks of these, chain by chain, behind what waits already."""
+        for name, waiting in self._waiting.items():
+            for held in contents:
+                key = BlockKey(held.content.key, held.group)
+                if not self._connector.has(name, key):
+                    waiting[key] = held
+            while len(waiting) > self._pool.num_usable:
+                del waiting[next(iter(waiting))]
+            if waiting and (room := self._connector.room(name)):
+                self._store_some(name, waiting, room)
 
     def done(self, event: StoreDone) -> None:
         """A mover reads these blocks no more."""
@@ -81,6 +86,18 @@ class StoreSide:
             self._pool.give_back(blocks)
         else:
             self._pool.release(reversed(blocks))
+
+    def _store_some(self, name: Tier, waiting: dict[BlockKey, HeldContent], room: int) -> None:
+        """Those that wait longest, as many as there is room for, and are still in the pool."""
+        chosen: list[HeldContent] = []
+        for key in list(waiting):
+            held = waiting.pop(key)
+            if self._pool.holds(held):
+                chosen.append(held)
+                if len(chosen) == room:
+                    break
+        for run in _chains(chosen):
+            self._store(name, {BlockKey(held.content.key, held.group): held for held in run})
 
     def _store(self, name: Tier, lent: dict[BlockKey, HeldContent]) -> None:
         placements = self._connector.plan_store(name, list(lent))

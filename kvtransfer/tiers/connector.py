@@ -113,6 +113,14 @@ class KVConnector:
         """Blocks to be stored in a tier that are not written yet."""
         return self._levels[name].mover.num_waiting_blocks
 
+    def has(self, name: TierName, key: BlockKey) -> bool:
+        """Whether a tier holds a block."""
+        return bool(self._levels[name].tier.lookup([key]))
+
+    def room(self, name: TierName) -> int:
+        """How many blocks may be stored in a tier now, beside those that wait to be written."""
+        return self._levels[name].mover.room()
+
     def new_job(self) -> int:
         """A number that no other job has."""
         return next(self._jobs)
@@ -186,9 +194,9 @@ class KVConnector:
         level.mover.load(job, placements, targets)
 
     def plan_store(self, name: TierName, chain: Sequence[BlockKey]) -> tuple[Placement, ...]:
-        """What a tier lacks of a chain and admits, as far as there is room. Follow with `store` at once."""
+        """What a tier lacks of a chain and admits: `room` at most are asked for. Follow with `store` at once."""
         level = self._levels[name]
-        plan = level.tier.prepare_store(_within_room(level, chain))
+        plan = level.tier.prepare_store(chain)
         return plan.placements if plan is not None else ()
 
     def store(
@@ -247,14 +255,3 @@ class KVConnector:
         for level in self._levels.values():
             level.mover.stop()
             level.tier.close()
-
-
-def _within_room(level: _Level, chain: Sequence[BlockKey]) -> Sequence[BlockKey]:
-    """The head of a chain of which the tier lacks no more than may wait to be written."""
-    room = level.mover.room()
-    for end, key in enumerate(chain):
-        if not level.tier.lookup([key]):
-            if not room:
-                return chain[:end]
-            room -= 1
-    return chain
