@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from core.events import Tier
 from core.ids import BlockId
 from engine.kvcache.block_pool import BlockPool, HeldContent
+from engine.kvcache.chain import BlockContent
 from engine.kvcache.storage import Storage
 from engine.offload.names import BlockNames
 from kvtransfer.tiers.base import BlockKey
@@ -40,6 +41,7 @@ class StoreSide:
         self._names = names
         self._block_bytes = storage.layout.block_bytes
         self._lazy_blocks = lazy_blocks
+        self._near: dict[BlockId, BlockContent] = {}
         self._waiting: dict[Tier, dict[BlockKey, HeldContent]] = {n: {} for n in connector.names}
         self._reading: dict[int, dict[BlockKey, BlockId]] = {}
         if connector.names and not lazy_blocks:
@@ -59,10 +61,7 @@ class StoreSide:
         """Send down what is new, or about to be lost, and what has waited."""
         if not self._waiting:
             return
-        if self._lazy_blocks:
-            self.offer(self._pool.next_evicted(self._lazy_blocks))
-        else:
-            self.offer(self._pool.take_committed())
+        self.offer(self._near_eviction() if self._lazy_blocks else self._pool.take_committed())
 
     def offer(self, contents: Sequence[HeldContent]) -> None:
         """Store in every tier what it lacks of these, chain by chain, behind what waits already."""
@@ -86,6 +85,15 @@ class StoreSide:
             self._pool.give_back(blocks)
         else:
             self._pool.release(reversed(blocks))
+
+    def _near_eviction(self) -> list[HeldContent]:
+        """What has come near eviction since the last look. Once is enough: a tier may have refused or lost it since."""
+        near = self._pool.next_evicted(self._lazy_blocks)
+        new = [held for held in near if self._near.get(held.block) != held.content]
+        being_read = {block for blocks in self._reading.values() for block in blocks.values()}
+        kept = {block: c for block, c in self._near.items() if block in being_read}
+        self._near = kept | {held.block: held.content for held in near}
+        return new
 
     def _store_some(self, name: Tier, waiting: dict[BlockKey, HeldContent], room: int) -> None:
         """Those that wait longest, as many as there is room for, and are still in the pool."""
