@@ -136,7 +136,8 @@ class BlockPool:
     def give_back(self, blocks: Iterable[BlockId]) -> None:
         """`release` of blocks that were acquired on their way out: content that nobody holds is evicted next.
 
-        Such a block stands right behind those without content, in the order given.
+        Such a block stands right behind those without content, in front of any given before it: give a chain head
+        first.
         """
         for block in blocks:
             if self._references[block] > 1 or block not in self._content:

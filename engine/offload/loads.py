@@ -182,7 +182,9 @@ class LoadSide:
 
     def load_done(self, event: LoadDone) -> None:
         """A tier has filled, or not filled, a segment."""
-        load = self._by_job.pop(event.job)
+        load = self._by_job.pop(event.job, None)
+        if load is None:
+            return  # the connector's own
         first = load.first_of_job.pop(event.job)
         if self._loads.get(load.sequence) is not load:
             return  # given up meanwhile
@@ -265,6 +267,7 @@ class LoadSide:
         chosen = self._connector.worthwhile(found, compute_s)
         declined = found[len(chosen) :]
         self.counters.declined += sum(self._num_tokens(segment.keys) for segment in declined)
+        self._connector.look_again(declined)
         return _cut(chosen, self._num_allowed(), self._kv.num_groups)
 
     def _num_allowed(self) -> int:

@@ -38,6 +38,19 @@ class TierSeconds:
     store_seconds_total: float = 0.0
 
 
+class _Scratch:
+    """Takes a block that nobody needs; a LoadTargets."""
+
+    def __init__(self, block_bytes: int) -> None:
+        self._buffer = memoryview(bytearray(block_bytes))
+
+    def enter(self, index: int) -> memoryview | None:
+        return self._buffer
+
+    def leave(self, index: int) -> None:
+        pass
+
+
 class _Level:
     """One tier and what is under way in it."""
 
@@ -172,9 +185,13 @@ class KVConnector:
                 best, most_saved = taken, saved
         return segments[:best]
 
-    def stale(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Those whose tier has not been read from for long: what is known of its rate may be out of date."""
-        return [segment for segment in segments if self._levels[segment.tier].rate.is_stale]
+    def look_again(self, segments: Sequence[Segment]) -> None:
+        """Segments that were not worth it: where nothing has been read for long, see what the tier gives by now."""
+        for segment in segments:
+            level = self._levels[segment.tier]
+            if level.rate.is_stale and not level.num_loading_blocks:
+                one = segment._replace(keys=segment.keys[:1])
+                self.load(self.new_job(), one, _Scratch(level.tier.block_bytes))
 
     # ---- jobs
 

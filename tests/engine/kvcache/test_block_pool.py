@@ -7,6 +7,7 @@ import pytest
 from core.blocks import BlockState
 from core.events import CacheEvent, EventKind, Tier
 from core.ids import NULL_BLOCK, BlockId, SessionId
+from engine.kvcache.block_pool import HeldContent
 from engine.kvcache.chain import BlockContent
 from tests.support.kv import chain_of, commit_chain, keys_of, make_pool, store_chain
 
@@ -264,3 +265,54 @@ def test_the_free_order_after_two_sequences_that_share_a_prefix() -> None:
     assert pool.free_order() == [4, 6, 7, 8, 9, 10]
     pool.release(second[::-1])
     assert pool.free_order() == [5, 4, 6, 7, 8, 9, 10, 3, 2, 1]
+
+
+def test_what_was_committed_is_told_once_and_only_while_it_is_there() -> None:
+    pool = make_pool(4)
+    store_chain(pool, 9)
+    pool.note_committed()
+    blocks = store_chain(pool, 0, 1)
+    contents = chain_of(0, 1)
+    assert pool.take_committed() == [
+        HeldContent(block, 0, content) for block, content in zip(blocks, contents, strict=True)
+    ]
+    assert pool.take_committed() == []
+    lost = store_chain(pool, 5)
+    pool.release(lost)
+    pool.reset_prefix_cache()
+    assert pool.take_committed() == []
+
+
+def test_what_would_be_evicted_next_is_told_in_that_order() -> None:
+    pool = make_pool(5)
+    blocks = store_chain(pool, 0, 1)
+    pool.release(blocks[::-1])
+    parent, child = chain_of(0, 1)
+    assert pool.free_order() == [3, 4, 5, 2, 1]
+    assert pool.next_evicted(3) == []
+    assert pool.next_evicted(5) == [HeldContent(2, 0, child), HeldContent(1, 0, parent)]
+    assert pool.holds(HeldContent(2, 0, child))
+    assert not pool.holds(HeldContent(2, 0, parent))
+
+
+def test_what_is_given_back_is_evicted_next_but_after_what_is_empty() -> None:
+    pool = make_pool(6)
+    blocks = store_chain(pool, 0, 1, 2)
+    pool.release(blocks[::-1])  # 4 5 6 3 2 1
+    for block in blocks[1:]:
+        pool.acquire(block)
+    pool.give_back([blocks[1], blocks[2]])
+    assert pool.free_order() == [4, 5, 6, 3, 2, 1]
+    assert states(pool, blocks) == [BlockState.CACHED] * 3
+    pool.check_integrity([])
+
+
+def test_what_others_hold_or_nobody_knows_is_given_back_like_any_other() -> None:
+    pool = make_pool(4)
+    (shared,) = store_chain(pool, 0)
+    pool.acquire(shared)
+    (empty,) = pool.allocate(1)
+    pool.give_back([shared, empty])
+    assert pool.references(shared) == 1
+    assert pool.free_order() == [empty, 3, 4]
+    pool.check_integrity([[shared]])
