@@ -185,6 +185,9 @@ class Tier(ABC):
         `complete_store` would have said. Call only between prepare_store and complete_store.
         """
 
+    def expect(self, placements: Sequence[Placement]) -> None:  # noqa: B027 - most tiers have nothing to prepare
+        """These are read next, in order: what can be fetched ahead may be. Between prepare_load and complete_load."""
+
     @abstractmethod
     def read(self, placement: Placement, block: memoryview) -> bool:
         """Fill `block` from a slot; whether it holds what was written. Where not, its content means nothing.

@@ -89,6 +89,10 @@ class DiskTier(SlottedTier):
         self._files.write(Record(key, slot, self._sequences[slot], digest), block)
         self._digests[slot] = digest
 
+    def expect(self, placements: Sequence[Placement]) -> None:
+        """See Tier.expect: the kernel fetches while blocks before are read and verified."""
+        self._files.read_ahead([placement.slot for placement in placements])
+
     def read(self, placement: Placement, block: memoryview) -> bool:
         """See Tier.read."""
         assert len(block) == self.block_bytes, f"{len(block)} bytes for a block"

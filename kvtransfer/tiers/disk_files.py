@@ -19,7 +19,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -118,6 +118,15 @@ class DiskFiles:
             return False
         return True
 
+    def read_ahead(self, slots: Sequence[int]) -> None:
+        """Have the kernel bring these into the page cache, without waiting."""
+        for first, count in _runs(slots):
+            offset, num_bytes = first * self._block_bytes, count * self._block_bytes
+            try:
+                os.posix_fadvise(self._blocks, offset, num_bytes, os.POSIX_FADV_WILLNEED)
+            except OSError:
+                return  # a file system that cannot: `read` waits for each block then
+
     def erase(self, slot: int) -> None:
         """No block is in this slot from now on. Raises OSError."""
         self._write_record(slot, _FREE)
@@ -188,6 +197,20 @@ class DiskFiles:
         (block_hash, group), slot, sequence, digest = record
         body = _RECORD.pack(block_hash, group, slot, sequence, digest, self._fingerprint)
         return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
+
+
+def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(first, count) of neighbours that follow each other."""
+    first, count = -1, 0
+    for slot in slots:
+        if slot == first + count:
+            count += 1
+            continue
+        if count:
+            yield first, count
+        first, count = slot, 1
+    if count:
+        yield first, count
 
 
 def _unpack(data: bytes) -> tuple[Record | None, bytes]:

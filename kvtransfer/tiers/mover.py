@@ -96,7 +96,7 @@ class TierMover:
     """Carries blocks between a tier and memory of the caller's. `ask`, `load`, `store`, `stop`: engine thread.
 
     name: which tier it is, for the events.
-    tier: its `read`, `write` and `ask` are called here, on the mover's thread, and nothing else of it.
+    tier: its `expect`, `read`, `write` and `ask` are called here, on the mover's thread, and nothing else of it.
     post: told of the end of each job: one LoadDone a load, one AskDone a question, one StoreDone or, where only some
         of the blocks were written, two a store.
     max_waiting_bytes: of blocks to be stored that wait or are being written.
@@ -230,6 +230,7 @@ class TierMover:
         damaged: list[Placement] = []
         unread: list[Placement] = []
         started = time.perf_counter()
+        self._tier.expect(job.placements)
         for index, placement in enumerate(job.placements):
             block = None if self._is_stopped else job.targets.enter(index)
             if block is None:

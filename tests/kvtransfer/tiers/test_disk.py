@@ -16,7 +16,7 @@ from core.kv_identity import GroupShape, KVIdentity
 from core.kv_layout import GroupKind, KVGroup, KVLayout, SlotFormat
 from kvtransfer.tiers.base import StorePlan
 from kvtransfer.tiers.disk import DiskConfig
-from kvtransfer.tiers.disk_files import HEADER_BYTES, RECORD_BYTES
+from kvtransfer.tiers.disk_files import HEADER_BYTES, RECORD_BYTES, _runs
 from kvtransfer.tiers.fingerprint import fingerprint
 from tests.kvtransfer.tiers.harness import (
     BLOCK_BYTES,
@@ -363,3 +363,18 @@ def test_the_folder_outlives_a_process_that_ends_as_it_should(tmp_path: Path) ->
     tier = make_disk(tmp_path)
     assert check_all(tier, range(5)) == 3
     tier.close()
+
+
+@pytest.mark.parametrize(
+    ("slots", "runs"),
+    [
+        ([], []),
+        ([4], [(4, 1)]),
+        ([3, 4, 5, 9, 10, 2], [(3, 3), (9, 2), (2, 1)]),
+        ([0, 0], [(0, 1), (0, 1)]),
+    ],
+)
+def test_neighbours_are_fetched_ahead_together(
+    slots: list[int], runs: list[tuple[int, int]]
+) -> None:
+    assert list(_runs(slots)) == runs

@@ -1,0 +1,1 @@
+"""`make bench-tiers`: what a prompt costs by where its KV lies."""
