@@ -16,7 +16,7 @@ class RoutingConfig:
     """How workers are chosen.
 
     split_min_tokens: a prompt is split off to a prefill worker when the decode worker lacks at least this many of its
-        tokens.
+        tokens; those that it would load from a tier count as what that takes.
     max_prefill_candidates: prefill workers named to the decode worker, best first.
     decode_weights: weight of each scorer when an owner is chosen, by scorer name.
     prefill_weights: the same for prefill candidates.
