@@ -501,3 +501,17 @@ class SnapshotFrame(_message.Message):
     hashes: bytes
     last: bool
     def __init__(self, epoch: _Optional[int] = ..., sequence_number: _Optional[int] = ..., tier: _Optional[str] = ..., hashes: _Optional[bytes] = ..., last: bool = ...) -> None: ...
+
+class ResetPrefixCacheRequest(_message.Message):
+    __slots__ = ("protocol_version",)
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    def __init__(self, protocol_version: _Optional[int] = ...) -> None: ...
+
+class ResetPrefixCacheAnswer(_message.Message):
+    __slots__ = ("epoch", "num_kept_blocks")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    num_kept_blocks: int
+    def __init__(self, epoch: _Optional[int] = ..., num_kept_blocks: _Optional[int] = ...) -> None: ...
