@@ -24,8 +24,13 @@ local function clear_some()
   -- The rare case of a tier cleared while others keep their blocks: a walk over the whole hash.
   local all = call('HGETALL', key)
   for i = 1, #all, 2 do
-    local kept = band(tonumber(all[i + 1]), bnot(cleared))
-    if kept == 0 then call('HDEL', key, all[i]) else call('HSET', key, all[i], kept) end
+    local held = tonumber(all[i + 1])
+    local kept = band(held, bnot(cleared))
+    if kept == 0 then
+      call('HDEL', key, all[i])
+    elseif kept ~= held then
+      call('HSET', key, all[i], kept)
+    end
   end
   tiers = band(tiers, bnot(cleared))
 end

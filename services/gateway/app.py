@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from core.errors import ServeError
+from services.gateway.admin import reset_prefix_cache
 from services.gateway.asgi import ApiKeyGuard, JsonResponse, error_response
 from services.gateway.health import health_report
 from services.gateway.http_errors import (
@@ -33,7 +34,7 @@ from services.gateway.openai.protocol import (
     TokenizeBody,
 )
 from services.gateway.openai.text_endpoints import detokenize, list_models, show_model, tokenize
-from services.gateway.openapi import describe_api, operation
+from services.gateway.openapi import admin_operation, describe_api, operation
 from services.gateway.state import GatewayState
 from services.gateway.version import version
 
@@ -111,6 +112,12 @@ def _add_operations(app: FastAPI, state: GatewayState) -> None:
     @app.get("/metrics", summary="Prometheus metrics")
     async def metrics() -> Response:
         return Response(state.render_metrics(), media_type=CONTENT_TYPE_LATEST)
+
+    described = admin_operation("Drop what workers have cached and do not use")
+
+    @app.post("/reset_prefix_cache", summary=described["summary"], openapi_extra=described)
+    async def reset(request: Request) -> Response:
+        return await reset_prefix_cache(state, request)
 
 
 def _add_error_handlers(app: FastAPI, state: GatewayState) -> None:

@@ -16,7 +16,7 @@ class RoutingConfig:
     """How workers are chosen.
 
     split_min_tokens: a prompt is split off to a prefill worker when the decode worker lacks at least this many of its
-        tokens.
+        tokens; those that it would load from a tier count as what that takes.
     max_prefill_candidates: prefill workers named to the decode worker, best first.
     decode_weights: weight of each scorer when an owner is chosen, by scorer name.
     prefill_weights: the same for prefill candidates.
@@ -52,6 +52,7 @@ class GatewayConfig:
     routing: how workers are chosen.
     gateway_id: name of this gateway in logs and on worker streams; empty derives one.
     api_key: key that requests under /v1 must bear; empty asks for none.
+    admin_api_key: key that POST /reset_prefix_cache must bear; empty refuses every such request.
     request_timeout_s: longest time from a request's arrival to its last token, 0 for no limit.
     max_inflight_requests: prompts served at once; one more is answered with 429.
     max_body_bytes: largest request body; a larger one is answered with 413.
@@ -75,6 +76,7 @@ class GatewayConfig:
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     gateway_id: str = ""
     api_key: str = field(default="", repr=False)
+    admin_api_key: str = field(default="", repr=False)
     request_timeout_s: float = 600.0
     max_inflight_requests: int = 1024
     max_body_bytes: int = 64 << 20
@@ -95,6 +97,8 @@ class GatewayConfig:
             raise ConfigError(f"--port: {self.port} must be in [0, 65535]")
         for seed in self.seeds:
             check_address("seed", seed)
+        if self.admin_api_key and self.admin_api_key == self.api_key:
+            raise ConfigError("--admin-api-key: must differ from --api-key, which users have")
         for flag, value, least in (
             ("request-timeout", self.request_timeout_s, 0),
             ("max-inflight-requests", self.max_inflight_requests, 1),

@@ -28,6 +28,14 @@ class Unauthorized(RequestError):
     """The request bears no valid API key."""
 
 
+class Forbidden(RequestError):
+    """The request asks for what this gateway is not set up to let anybody do."""
+
+
+class ResetIncomplete(ServeError):
+    """Not every worker has dropped its cache."""
+
+
 class UnsupportedParameter(RequestError):
     """A field asks for something this server does not do."""
 
@@ -54,6 +62,7 @@ _SHAPES: dict[type[ServeError], HttpShape] = {
     errors.ContextTooLong: HttpShape(400, "BadRequestError", "context_length_exceeded"),
     errors.ModelNotFound: HttpShape(404, "NotFoundError", "model_not_found"),
     Unauthorized: HttpShape(401, "AuthenticationError", "invalid_api_key"),
+    Forbidden: HttpShape(403, "PermissionDeniedError", "admin_key_not_set"),
     BodyTimeout: HttpShape(408, "TimeoutError", "request_timeout"),
     BodyTooLarge: HttpShape(413, "BadRequestError", "body_too_large"),
     UnsupportedMedia: HttpShape(415, "BadRequestError", "unsupported_media_type"),
@@ -63,6 +72,7 @@ _SHAPES: dict[type[ServeError], HttpShape] = {
     errors.OverloadedError: HttpShape(503, "ServiceUnavailableError", "service_unavailable"),
     errors.WorkerLostError: HttpShape(503, "ServiceUnavailableError", "worker_lost"),
     errors.EngineDeadError: HttpShape(503, "ServiceUnavailableError", "engine_dead"),
+    ResetIncomplete: HttpShape(502, "BadGatewayError", "reset_incomplete"),
     ClientGone: HttpShape(499, "ClientClosedRequest", "client_closed_request"),
 }
 

@@ -159,7 +159,7 @@ class GatewayMetrics:
         )
         self.expected_cached = Counter(
             "baton:route_expected_cached_tokens",
-            "Prompt tokens that the index said the chosen workers hold.",
+            "Prompt tokens that the chosen workers were expected to hold and use.",
             registry=registry,
         )
         self.disconnects = Counter(

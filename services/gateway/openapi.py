@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -28,6 +29,12 @@ _ERRORS = {
     "500": "Internal error",
     "503": "No worker can serve now",
     "504": "The request's time ran out",
+}
+_ADMIN_ERRORS = {
+    "401": "No valid admin key",
+    "403": "This gateway has no admin key (--admin-api-key)",
+    "502": "Not every worker did it; `workers` says what became of each",
+    "503": "No worker is ready",
 }
 _ERROR_SCHEMA = {
     "type": "object",
@@ -61,6 +68,11 @@ def operation(
     return described
 
 
+def admin_operation(summary: str) -> dict[str, Any]:
+    """What OpenAPI says of an operation behind the admin key, which takes no body."""
+    return {"summary": summary, "responses": _responses(False, _ADMIN_ERRORS)}
+
+
 def describe_api(app: FastAPI) -> dict[str, Any]:
     """The description of the whole API, made once."""
     if app.openapi_schema is None:
@@ -76,12 +88,12 @@ def describe_api(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _responses(streams: bool) -> dict[str, Any]:
+def _responses(streams: bool, errors: Mapping[str, str] = _ERRORS) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     if streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     responses: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
     error = {"application/json": {"schema": {"$ref": _TEMPLATE.format(model="Error")}}}
-    for status, text in _ERRORS.items():
+    for status, text in errors.items():
         responses[status] = {"description": text, "content": error}
     return responses

@@ -40,6 +40,7 @@ def encode_record(info: WorkerInfo) -> pb.WorkerRecord:
         adapters=info.adapters,
         prefill_tokens_per_s=info.rates.prefill_tokens_per_s,
         decode_step_ms=info.rates.decode_step_ms,
+        load_tokens_per_s=info.rates.load_tokens_per_s,
     )
 
 
@@ -64,7 +65,9 @@ def decode_record(message: pb.WorkerRecord) -> WorkerInfo:
         hash_root=decode_root(message.hash_root),
         num_blocks=message.num_blocks,
         adapters=tuple(message.adapters),
-        rates=WorkerRates(message.prefill_tokens_per_s, message.decode_step_ms),
+        rates=WorkerRates(
+            message.prefill_tokens_per_s, message.decode_step_ms, message.load_tokens_per_s
+        ),
     )
 
 

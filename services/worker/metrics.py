@@ -1,7 +1,8 @@
 """A worker's metrics in the Prometheus format, read from the engine's last stats.
 
 `vllm:*` names are those existing dashboards use; `baton:*` is what they have no name for. The
-engine counts, this module only names. Labels: model_name, engine (the worker's id).
+engine counts, this module only names; tiers are named in `tier_metrics`. Labels: model_name, engine (the
+worker's id).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from engine.stats import EngineStats
+from services.worker.tier_metrics import TierMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS = ("model_name", "engine")
@@ -23,6 +25,7 @@ _GAUGES = (
     ("vllm:num_requests_running", "num_running", "Sequences in the running batch."),
     ("vllm:kv_cache_usage_perc", "kv_cache_usage", "Share of KV blocks in use, 1 is all."),
     ("baton:arriving_sequences", "num_arriving", "Sequences whose KV another worker is sending."),
+    ("baton:loading_sequences", "num_loading", "Sequences whose KV is read back from a tier."),
     ("baton:held_blocks", "num_held_blocks", "KV blocks with a reference."),
     ("baton:free_blocks", "num_free_blocks", "KV blocks that can be allocated."),
     ("baton:open_sessions", "num_open_sessions", "KV transfer sessions of both directions."),
@@ -56,6 +59,21 @@ _COUNTERS = (
     ("vllm:generation_tokens", "generation_tokens_total", "Tokens generated."),
     ("vllm:prefix_cache_queries", "prefix_cache_queries_total", "Tokens looked up in the cache."),
     ("vllm:prefix_cache_hits", "prefix_cache_hits_total", "Tokens found in the cache."),
+    (
+        "vllm:external_prefix_cache_queries",
+        "tier_queries_total",
+        "Tokens looked up in the tiers below the pool.",
+    ),
+    (
+        "vllm:external_prefix_cache_hits",
+        "tier_hits_total",
+        "Tokens whose KV came back from a tier.",
+    ),
+    (
+        "baton:declined_load_tokens",
+        "declined_load_tokens_total",
+        "Tokens found in a tier and computed all the same, because that was faster.",
+    ),
     ("baton:engine_steps", "steps_total", "Steps of the engine."),
     ("baton:sessions_opened", "sessions_opened_total", "KV transfer sessions opened."),
     ("baton:sessions_completed", "sessions_completed_total", "Sessions that ended complete."),
@@ -82,6 +100,7 @@ _COUNTERS = (
         "Times that the idle engine was found holding what nobody has asked for.",
     ),
 )
+# What came back from a tier was found in the cache: it has no source of its own, so that the sources add up.
 _TOKEN_SOURCES = (
     ("local_compute", "computed_prompt_tokens_total"),
     ("local_cache_hit", "cached_prompt_tokens_total"),
@@ -117,6 +136,7 @@ class WorkerMetrics:
         self.finished: dict[str, int] = {}
         self._values = (model_name, worker_id)
         self._cache = dict(cache_config or {})
+        self._tiers = TierMetrics(_LABELS, self._values)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -133,7 +153,7 @@ class WorkerMetrics:
         for name, field, text in _GAUGES:
             yield self._gauge(name, getattr(self.stats, field), text)
         # As its peer counts it: everything admitted and not in the batch.
-        waiting = self.stats.num_waiting + self.stats.num_arriving
+        waiting = self.stats.num_waiting + self.stats.num_arriving + self.stats.num_loading
         yield self._gauge("vllm:num_requests_waiting", waiting, "Sequences not yet in the batch.")
         for name, field, text in _COUNTERS:
             counter = CounterMetricFamily(name, text, labels=_LABELS)
@@ -142,6 +162,7 @@ class WorkerMetrics:
         yield self._by_source()
         yield self._by_reason()
         yield self._cache_config()
+        yield from self._tiers.collect(self.stats.tiers)
         for name, field, text in _FRONT_GAUGES:
             yield self._gauge(name, getattr(self.front, field), text)
 

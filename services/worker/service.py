@@ -131,6 +131,19 @@ class WorkerService(pb_grpc.WorkerServicer):
                 )
         yield pb.SnapshotFrame(epoch=info.epoch, sequence_number=taken.sequence_number, last=True)
 
+    async def ResetPrefixCache(
+        self, request: pb.ResetPrefixCacheRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ResetPrefixCacheAnswer:
+        """Drop what is cached and unused; answered when the engine has done it."""
+        try:
+            check_version(request.protocol_version, "the caller of ResetPrefixCache")
+            info = self._state.ready_info()
+            left = await self._state.snapshots.reset()
+        except ServeError as error:
+            await abort_with(context, error)
+        num_kept = sum(len(hashes) for hashes in left.hashes.values())
+        return pb.ResetPrefixCacheAnswer(epoch=info.epoch, num_kept_blocks=num_kept)
+
 
 async def _hello(frames: AsyncIterator[pb.GatewayFrame]) -> pb.GatewayHello:
     first = await anext(frames, None)

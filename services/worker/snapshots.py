@@ -1,4 +1,6 @@
-"""Snapshots of what the engine has published, for readers that saw a gap in its events."""
+"""Snapshots of what the engine has published, for readers that saw a gap in its events; and the end of all that is
+cached, which a snapshot confirms.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import itertools
 from collections.abc import Callable
 
 from core.errors import ServeError
-from engine.messages import SnapshotTaken, TakeSnapshot, ToEngine
+from engine.messages import ResetPrefixCache, SnapshotTaken, TakeSnapshot, ToEngine
 
 
 class Snapshots:
@@ -30,6 +32,14 @@ class Snapshots:
             return await future
         finally:
             del self._waiting[query_id]
+
+    async def reset(self) -> SnapshotTaken:
+        """Have everything cached and unused dropped; what is left, taken by the engine right after it did so.
+
+        The engine acts on messages in their order, so its answer to the second one says that it is done with the first.
+        """
+        self._send(ResetPrefixCache())
+        return await self.take()
 
     def handle(self, message: SnapshotTaken) -> None:
         """Answer the question that this message belongs to, if anybody still waits."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
-from core.worker_info import WorkerLoad
+from core.worker_info import WorkerLoad, WorkerRates
 from kvindex.codec import (
     SCHEMA_VERSION,
     UndecodableRecord,
@@ -23,6 +25,18 @@ def test_a_worker_and_a_load_survive() -> None:
     assert decode_worker_info(encode_worker_info(worker)) == worker
     load = WorkerLoad(1, 2, 3, 4, ("r1", "r2"))
     assert decode_worker_load(encode_worker_load(load)) == load
+
+
+def test_records_of_workers_that_know_fewer_or_more_rates_are_read() -> None:
+    worker = replace(create_worker(), rates=WorkerRates(1000.0, 5.0, 4000.0))
+    assert decode_worker_info(encode_worker_info(worker)).rates.load_tokens_per_s == 4000.0
+    record = msgspec.to_builtins(worker, builtin_types=(bytes,))
+    del record["rates"]["load_tokens_per_s"]
+    older = decode_worker_info(msgspec.msgpack.encode([SCHEMA_VERSION, record]))
+    assert older == replace(worker, rates=WorkerRates(1000.0, 5.0, 0.0))
+    newer = msgspec.to_builtins(worker, builtin_types=(bytes,))
+    newer["rates"]["unheard_of"] = 1.0
+    assert decode_worker_info(msgspec.msgpack.encode([SCHEMA_VERSION, newer])) == worker
 
 
 def test_another_version_is_named_whatever_its_body() -> None:

@@ -1,13 +1,13 @@
 """An engine of scripted tokens: speaks the front's protocol, computes nothing, starts in a tenth of a second.
 
 Token i of choice c of a prompt is `(sum(prompt) + 7 * i + c) % 1000`, whoever produces it, so that a split run and a
-local one can be compared. Run as a program with the arguments of the real engine, after options of its own.
+local one can be compared. Run as a program with the arguments of the real engine, after options of its own. With
+`--tiers` it holds what it has served in the tiers of `fake_tiers`; otherwise it tells of made-up blocks.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import select
 import struct
@@ -25,8 +25,6 @@ import msgspec
 from core.block_hash import BlockHash, HashRoot
 from core.events import CacheEvent, EventKind, Tier
 from core.ids import Epoch, SessionId
-from core.kv_identity import GroupShape, KVIdentity
-from core.kv_layout import GroupKind, KVGroup, KVLayout, SlotFormat
 from core.request import Request
 from core.worker_info import WorkerLoad, WorkerRates
 from engine.config import EngineConfig
@@ -54,6 +52,7 @@ from engine.messages import (
     PrefillRenewed,
     PrefillRoom,
     RefusePrefill,
+    ResetPrefixCache,
     RoomForPrefill,
     Shutdown,
     SnapshotTaken,
@@ -64,34 +63,10 @@ from engine.messages import (
     TransportOffer,
 )
 from engine.stats import EngineStats
+from tests.support.fake_model import BUNDLE, IDENTITY, LAYOUT
+from tests.support.fake_tiers import FakeTiers
 
 SIGN_OF_LIFE_S = 0.1
-LAYOUT = KVLayout(
-    16, (KVGroup(GroupKind.FULL_ATTENTION, (0, 1), 2, SlotFormat("plain", "float32", 8)),)
-)
-IDENTITY = KVIdentity("fake", "float32", "float32", "", (GroupShape("full_attention", 2, 2, 8),))
-CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-BUNDLE = {
-    "tokenizer.json": json.dumps(
-        {
-            "version": "1.0",
-            "added_tokens": [],
-            "normalizer": None,
-            "pre_tokenizer": {"type": "Whitespace"},
-            "post_processor": None,
-            "decoder": None,
-            "model": {
-                "type": "WordLevel",
-                "vocab": {f"t{number}": number for number in range(1000)},
-                "unk_token": "t0",
-            },
-        }
-    ).encode(),
-    "tokenizer_config.json": json.dumps({"chat_template": CHAT_TEMPLATE}).encode(),
-    "generation_config.json": b'{"eos_token_id": 2}',
-    "large": bytes(1_400_000),
-    "empty": b"",
-}
 
 
 def command(*options: str) -> list[str]:
@@ -112,6 +87,7 @@ class Running:
     attempt: int = 0
     candidates: list[str] = field(default_factory=list)
     waits: bool = False
+    num_cached: int = 0
 
 
 @dataclass
@@ -134,6 +110,7 @@ class FakeEngine:
         self.num_events = 0
         self.next_session = int.from_bytes(os.urandom(7), "little")
         self.ending = False
+        self.tiers = FakeTiers(HashRoot.of(IDENTITY)) if options.tiers else None
 
     # ------------------------------------------------------------ pipes
 
@@ -203,9 +180,11 @@ class FakeEngine:
         if not self.outputs:
             return
         self.stats.steps += 1
+        if self.tiers is not None:
+            self.tell([])
+            return
         event = CacheEvent(EventKind.STORED, hashes=(BlockHash(os.urandom(16)),))
-        self.num_events += 1
-        self.tell([event])
+        self.tell_events([event])
 
     def tell(self, events: list[CacheEvent]) -> None:
         num_running = len(self.running)
@@ -222,6 +201,10 @@ class FakeEngine:
         self.send(StepDone(self.outputs, events, first, load, stats))
         self.outputs = []
 
+    def tell_events(self, events: list[CacheEvent]) -> None:
+        self.num_events += len(events)
+        self.tell(events)
+
     def generate(self, run: Running) -> None:
         request = run.request
         if request.id == self.options.die_on_request and run.num_done == 2:
@@ -235,7 +218,7 @@ class FakeEngine:
                     choice,
                     [token],
                     finish_reason="length" if ends else "",
-                    num_cached_tokens=0 if run.num_done == 0 else None,
+                    num_cached_tokens=run.num_cached if run.num_done == 0 else None,
                     timestamps_ms={"done": 1.0} if ends else {},
                 )
             )
@@ -269,7 +252,13 @@ class FakeEngine:
                 self.log(f"ended {message.reason}")
             case TakeSnapshot():
                 hashes = {Tier.DEVICE: [BlockHash(bytes(16)), BlockHash(b"\x01" * 16)]}
+                if self.tiers is not None:
+                    hashes = self.tiers.snapshot()
                 self.send(SnapshotTaken(message.query_id, self.num_events, hashes))
+            case ResetPrefixCache():
+                self.log("reset")
+                if self.tiers is not None:
+                    self.tell_events(self.tiers.reset())
             case Shutdown():
                 self.ending = not self.options.ignore_shutdown
 
@@ -277,6 +266,9 @@ class FakeEngine:
         self.stats.prompt_tokens += len(message.request.prompt_token_ids)
         run = Running(message.request, candidates=list(message.prefill_candidates))
         self.running[message.request.id] = run
+        if self.tiers is not None:
+            run.num_cached, events = self.tiers.use(message.request)
+            self.tell_events(events)
         if run.candidates:
             run.session = SessionId(self.next_session)
             self.next_session += 1
@@ -381,6 +373,7 @@ def main() -> None:
     parser.add_argument("--decline-first", action="store_true")
     parser.add_argument("--die-on-grant", action="store_true")
     parser.add_argument("--ignore-shutdown", action="store_true")
+    parser.add_argument("--tiers", action="store_true")
     options = parser.parse_args()
     config = msgspec.json.decode(options.config_json, type=EngineConfig)
     FakeEngine(options, config).run()

@@ -149,6 +149,8 @@ class FakeWorker(pb_grpc.WorkerServicer):
         self.num_running = 0
         self.num_streams = 0
         self.num_bundles_sent = 0
+        self.num_resets = 0
+        self.reset_delay_s = 0.0
         self.is_silent = False
         self._server: grpc.aio.Server | None = None
         self._runs: dict[str, asyncio.Task[None]] = {}
@@ -181,6 +183,14 @@ class FakeWorker(pb_grpc.WorkerServicer):
             self.num_bundles_sent += 1
             for piece in iter_pieces(self.bundle):
                 yield pb.DescribeFrame(piece=piece)
+
+    async def ResetPrefixCache(
+        self, request: pb.ResetPrefixCacheRequest, context: Any
+    ) -> pb.ResetPrefixCacheAnswer:
+        assert request.protocol_version == PROTOCOL_VERSION
+        await asyncio.sleep(self.reset_delay_s)
+        self.num_resets += 1
+        return pb.ResetPrefixCacheAnswer(epoch=self.info.epoch, num_kept_blocks=self.num_running)
 
     async def Serve(self, frames: AsyncIterator[pb.GatewayFrame], context: Any) -> None:
         first = await anext(frames)

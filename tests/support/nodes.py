@@ -161,6 +161,7 @@ IDLE_GAUGES = (
     "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc",
     "baton:arriving_sequences",
+    "baton:loading_sequences",
     "baton:held_blocks",
     "baton:open_sessions",
     "baton:open_requests",

@@ -5,16 +5,21 @@ Owns the channel, the stream and the requests on it. Life of a connection:
     CONNECTING --hello checked--> READY --stream lost--> CONNECTING (after a pause)
     any --close--> CLOSED
 
-Promises: a request is delivered outputs in the order the worker sent them; the loss of the stream ends every request
-on it with WorkerLostError, once. Never retries a request.
+Promises: a request is delivered outputs in the order the worker sent them; frames go out in the order they were posted,
+the next one when the stream has taken the last; the loss of the stream ends every request on it with WorkerLostError,
+once. Never retries a request.
+
+Frames are written by a task of the connection's own, which ends with its stream: one that grpc makes for an iterator of
+requests outlives a lost stream and complains when it is collected.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -197,6 +202,10 @@ class WorkerConnection:
                 reason = str(error_of_status(error, self.address))
             except (ServeError, TimeoutError) as error:
                 reason = str(error) or "no hello in time"
+            except asyncio.CancelledError:
+                if self._task.cancelling():
+                    raise
+                reason = "a frame could not be written"  # the writer has cancelled the stream
             finally:
                 was_ready = self._lost()
             logger.log(logging.INFO if was_ready else logging.DEBUG, "%s: %s", self.address, reason)
@@ -206,7 +215,8 @@ class WorkerConnection:
     async def _serve(self, channel: grpc.aio.Channel) -> None:
         """Run one stream to its end."""
         outgoing: asyncio.Queue[pb.GatewayFrame] = asyncio.Queue()
-        call = WorkerStub(channel).Serve(self._frames(outgoing))
+        call = WorkerStub(channel).Serve()
+        writing = asyncio.create_task(self._write(call, outgoing), name=f"to {self.address}")
         try:
             async with asyncio.timeout(_HELLO_TIMEOUT_S):
                 frame = await call.read()
@@ -217,18 +227,29 @@ class WorkerConnection:
                 self._take(frame)
         finally:
             call.cancel()
+            writing.cancel()
+            await asyncio.wait([writing])
 
-    async def _frames(
-        self, outgoing: asyncio.Queue[pb.GatewayFrame]
-    ) -> AsyncGenerator[pb.GatewayFrame, None]:
+    async def _write(
+        self, call: grpc.aio.StreamStreamCall, outgoing: asyncio.Queue[pb.GatewayFrame]
+    ) -> None:
+        """Write the hello and then what is posted, until the stream ends; a stream that cannot be written to ends."""
         hello = pb.GatewayHello(
             protocol_version=PROTOCOL_VERSION,
             gateway_id=self._identity.id,
             gateway_epoch=self._identity.epoch,
         )
-        yield pb.GatewayFrame(hello=hello)
-        while True:
-            yield await outgoing.get()
+        try:
+            # A write that fails because the stream has ended is no news: the reading loop learns why.
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                frame = pb.GatewayFrame(hello=hello)
+                while True:
+                    await call.write(frame)
+                    frame = await outgoing.get()
+        except Exception:
+            logger.exception("%s: a frame could not be written", self.address)
+        finally:
+            call.cancel()
 
     def _accept_hello(self, frame: pb.WorkerFrame) -> None:
         if frame is grpc.aio.EOF or frame.WhichOneof("frame") != "hello":

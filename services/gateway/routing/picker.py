@@ -33,16 +33,28 @@ class Picker:
             most = max(owner.info.max_model_len for owner in owners)
             raise context_too_long(most, query.num_prompt_tokens, query.max_tokens)
         owner = self._ranked(fitting, query, self._config.decode_weights)[0]
-        if not self._splitting_pays(owner, query):
+        if not self._may_split(owner, query):
             return Route(owner)
         prefill = filters.prefill_for(owner, filters.long_enough(serving, query))
         ranked = self._ranked(prefill, query, self._config.prefill_weights)
+        if not ranked or not self._splitting_pays(owner, ranked[0], query):
+            return Route(owner)
         return Route(owner, tuple(ranked[: self._config.max_prefill_candidates]))
 
-    def _splitting_pays(self, owner: Candidate, query: RouteQuery) -> bool:
-        """Whether another worker should compute the prompt. One output token needs no decode, so no KV is sent."""
+    def _may_split(self, owner: Candidate, query: RouteQuery) -> bool:
+        """Whether the owner has enough to do. One output token needs no decode, so no KV is sent."""
+        own_tokens = query.num_prompt_tokens - owner.spared_tokens
+        return query.max_tokens > 1 and own_tokens >= self._config.split_min_tokens
+
+    def _splitting_pays(self, owner: Candidate, prefill: Candidate, query: RouteQuery) -> bool:
+        """Whether another worker should compute the prompt: one does where the owner lacks enough of it.
+
+        Where the owner has little to compute and much to load, only one that is done sooner does.
+        """
         lacking = query.num_prompt_tokens - owner.cached_tokens
-        return query.max_tokens > 1 and lacking >= self._config.split_min_tokens
+        if lacking >= self._config.split_min_tokens:
+            return True
+        return prefill.work_tokens(query) < owner.work_tokens(query)
 
     def _ranked(
         self, candidates: Sequence[Candidate], query: RouteQuery, weights: dict[str, float]

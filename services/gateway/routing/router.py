@@ -124,11 +124,17 @@ class Router:
     ) -> Candidate:
         info = worker.info
         num_requests, queued_tokens = self._load(worker, match, asked_at)
-        cached = 0
+        on_device = anywhere = 0
         if match is not None and match.epoch == info.epoch:
-            cached = _usable_tokens(match, info, query.num_prompt_tokens)
+            on_device = _usable_tokens(match.device_blocks, info, query.num_prompt_tokens)
+            anywhere = _usable_tokens(match.local_blocks, info, query.num_prompt_tokens)
         return Candidate(
-            info, num_requests, queued_tokens, cached, self.ledger.last_routed(info.id)
+            info,
+            num_requests,
+            queued_tokens,
+            device_tokens=on_device,
+            tier_tokens=anywhere - on_device,
+            last_routed=self.ledger.last_routed(info.id),
         )
 
     def _load(
@@ -233,11 +239,12 @@ def _hash_all(roots: Mapping[bytes, HashRoot], tokens: Sequence[int], salt: str)
 
 
 def _lacking(candidate: Candidate, query: RouteQuery) -> int:
+    """Tokens that the worker will have to compute: loading keeps no other prompt from being computed."""
     return query.num_prompt_tokens - candidate.cached_tokens
 
 
-def _usable_tokens(match: WorkerMatch, info: WorkerInfo, num_prompt_tokens: int) -> int:
-    """Tokens of the prompt that the worker need not compute: whole blocks of its size, and never the last token."""
-    held = match.local_blocks * info.hash_root.block_size
+def _usable_tokens(num_held: int, info: WorkerInfo, num_prompt_tokens: int) -> int:
+    """Tokens of the prompt that so many hashes stand for: whole blocks of the worker's size, never the last token."""
+    held = num_held * info.hash_root.block_size
     block_size = info.layout.block_size
     return min(held, num_prompt_tokens - 1) // block_size * block_size

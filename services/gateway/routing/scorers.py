@@ -18,8 +18,8 @@ Scorer = Callable[[Sequence[Candidate], RouteQuery, RoutingConfig], list[float]]
 def score_prefix(
     candidates: Sequence[Candidate], query: RouteQuery, config: RoutingConfig
 ) -> list[float]:
-    """Share of the prompt that the worker holds."""
-    return [candidate.cached_tokens / query.num_prompt_tokens for candidate in candidates]
+    """Share of the prompt's work that the worker is spared by what it holds."""
+    return [candidate.spared_tokens / query.num_prompt_tokens for candidate in candidates]
 
 
 def score_load(
@@ -37,8 +37,8 @@ def score_load(
 def score_prefill_work(
     candidates: Sequence[Candidate], query: RouteQuery, config: RoutingConfig
 ) -> list[float]:
-    """How few prompt tokens lie before the end of this prompt: those queued and those not cached."""
-    work = [c.queued_tokens + query.num_prompt_tokens - c.cached_tokens for c in candidates]
+    """How little lies before the end of this prompt: tokens queued, those to be loaded, those not cached."""
+    work = [candidate.work_tokens(query) for candidate in candidates]
     most = max(work)
     return [1 - tokens / most if most else 1.0 for tokens in work]
 

@@ -202,7 +202,7 @@ class LoadReport(_message.Message):
     def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., waiting_prefill_tokens: _Optional[int] = ..., named_request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkerRecord(_message.Message):
-    __slots__ = ("schema_version", "id", "epoch", "role", "control_address", "data_addresses", "models", "model_bundle_digest", "max_model_len", "identity", "layout", "hash_root", "num_blocks", "adapters", "prefill_tokens_per_s", "decode_step_ms")
+    __slots__ = ("schema_version", "id", "epoch", "role", "control_address", "data_addresses", "models", "model_bundle_digest", "max_model_len", "identity", "layout", "hash_root", "num_blocks", "adapters", "prefill_tokens_per_s", "decode_step_ms", "load_tokens_per_s")
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +219,7 @@ class WorkerRecord(_message.Message):
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     schema_version: int
     id: str
     epoch: int
@@ -235,7 +236,8 @@ class WorkerRecord(_message.Message):
     adapters: _containers.RepeatedScalarFieldContainer[str]
     prefill_tokens_per_s: float
     decode_step_ms: float
-    def __init__(self, schema_version: _Optional[int] = ..., id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[str] = ..., control_address: _Optional[str] = ..., data_addresses: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., model_bundle_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., identity: _Optional[_Union[KVIdentity, _Mapping]] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., hash_root: _Optional[_Union[HashRoot, _Mapping]] = ..., num_blocks: _Optional[int] = ..., adapters: _Optional[_Iterable[str]] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_ms: _Optional[float] = ...) -> None: ...
+    load_tokens_per_s: float
+    def __init__(self, schema_version: _Optional[int] = ..., id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[str] = ..., control_address: _Optional[str] = ..., data_addresses: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., model_bundle_digest: _Optional[str] = ..., max_model_len: _Optional[int] = ..., identity: _Optional[_Union[KVIdentity, _Mapping]] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., hash_root: _Optional[_Union[HashRoot, _Mapping]] = ..., num_blocks: _Optional[int] = ..., adapters: _Optional[_Iterable[str]] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_ms: _Optional[float] = ..., load_tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class KVIdentity(_message.Message):
     __slots__ = ("model_digest", "weight_format", "activation_dtype", "adapter_digest", "group_shapes")
@@ -499,3 +501,17 @@ class SnapshotFrame(_message.Message):
     hashes: bytes
     last: bool
     def __init__(self, epoch: _Optional[int] = ..., sequence_number: _Optional[int] = ..., tier: _Optional[str] = ..., hashes: _Optional[bytes] = ..., last: bool = ...) -> None: ...
+
+class ResetPrefixCacheRequest(_message.Message):
+    __slots__ = ("protocol_version",)
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    def __init__(self, protocol_version: _Optional[int] = ...) -> None: ...
+
+class ResetPrefixCacheAnswer(_message.Message):
+    __slots__ = ("epoch", "num_kept_blocks")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    num_kept_blocks: int
+    def __init__(self, epoch: _Optional[int] = ..., num_kept_blocks: _Optional[int] = ...) -> None: ...

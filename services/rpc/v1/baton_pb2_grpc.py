@@ -54,6 +54,11 @@ class WorkerStub(object):
                 request_serializer=services_dot_rpc_dot_v1_dot_baton__pb2.SnapshotRequest.SerializeToString,
                 response_deserializer=services_dot_rpc_dot_v1_dot_baton__pb2.SnapshotFrame.FromString,
                 _registered_method=True)
+        self.ResetPrefixCache = channel.unary_unary(
+                '/baton.v1.Worker/ResetPrefixCache',
+                request_serializer=services_dot_rpc_dot_v1_dot_baton__pb2.ResetPrefixCacheRequest.SerializeToString,
+                response_deserializer=services_dot_rpc_dot_v1_dot_baton__pb2.ResetPrefixCacheAnswer.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer(object):
@@ -89,6 +94,14 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResetPrefixCache(self, request, context):
+        """Drops what is cached and not in use, in the device pool and in local tiers; answered when that has been done.
+        Later than the first version: a worker without it answers UNIMPLEMENTED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +124,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Snapshot,
                     request_deserializer=services_dot_rpc_dot_v1_dot_baton__pb2.SnapshotRequest.FromString,
                     response_serializer=services_dot_rpc_dot_v1_dot_baton__pb2.SnapshotFrame.SerializeToString,
+            ),
+            'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetPrefixCache,
+                    request_deserializer=services_dot_rpc_dot_v1_dot_baton__pb2.ResetPrefixCacheRequest.FromString,
+                    response_serializer=services_dot_rpc_dot_v1_dot_baton__pb2.ResetPrefixCacheAnswer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +239,33 @@ class Worker(object):
             '/baton.v1.Worker/Snapshot',
             services_dot_rpc_dot_v1_dot_baton__pb2.SnapshotRequest.SerializeToString,
             services_dot_rpc_dot_v1_dot_baton__pb2.SnapshotFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/ResetPrefixCache',
+            services_dot_rpc_dot_v1_dot_baton__pb2.ResetPrefixCacheRequest.SerializeToString,
+            services_dot_rpc_dot_v1_dot_baton__pb2.ResetPrefixCacheAnswer.FromString,
             options,
             channel_credentials,
             insecure,

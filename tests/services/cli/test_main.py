@@ -81,6 +81,10 @@ def test_a_single_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.gateway.main.run_gateway", run_gateway)
     assert main.main(["gateway", "--seed", "a:1", "b:2", "--api-key", "k"]) == 0
     assert (configs[0].seeds, configs[0].api_key) == (("a:1", "b:2"), "k")
+    assert configs[0].admin_api_key == "", "nobody is an operator unasked"
+    monkeypatch.setenv("BATON_ADMIN_API_KEY", "root")
+    assert main.main(["gateway", "--seed", "a:1"]) == 0
+    assert configs[1].admin_api_key == "root"
 
 
 @pytest.mark.parametrize(

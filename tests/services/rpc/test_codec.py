@@ -82,7 +82,7 @@ records = st.builds(
     hash_root=roots,
     num_blocks=uint32,
     adapters=names,
-    rates=st.builds(WorkerRates, st.floats(0, 1e6), st.floats(0, 1e6)),
+    rates=st.builds(WorkerRates, st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6)),
 )
 loads = st.builds(WorkerLoad, uint32, uint32, uint32, st.integers(0, 2**63), names)
 
@@ -99,6 +99,24 @@ def test_a_request_survives(request: Request) -> None:
 def test_a_record_survives(info: WorkerInfo) -> None:
     data = record_codec.encode_record(info).SerializeToString()
     assert record_codec.decode_record(pb.WorkerRecord.FromString(data)) == info
+
+
+def test_a_record_of_a_worker_that_knows_no_load_rate_reads_as_none() -> None:
+    layout = KVLayout(
+        16, (KVGroup(GroupKind.FULL_ATTENTION, (0,), 1, SlotFormat("plain", "float32", 8)),)
+    )
+    older = pb.WorkerRecord(
+        schema_version=1,
+        role="mixed",
+        layout=record_codec.encode_layout(layout),
+        hash_root=pb.HashRoot(algorithm="sha256", block_size=16, seed=bytes(16)),
+        prefill_tokens_per_s=1000.0,
+        decode_step_ms=5.0,
+    )
+    info = record_codec.decode_record(pb.WorkerRecord.FromString(older.SerializeToString()))
+    assert info.rates == WorkerRates(1000.0, 5.0, 0.0)
+    field = pb.WorkerRecord.DESCRIPTOR.fields_by_name["load_tokens_per_s"]
+    assert field.number == 17
 
 
 @given(loads)

@@ -15,7 +15,7 @@ from services.rpc.record_codec import decode_record
 from services.rpc.v1 import baton_pb2 as pb
 from services.rpc.v1 import baton_pb2_grpc as pb_grpc
 from services.worker.front import SERVICE_NAME
-from tests.support.fake_engine import BUNDLE
+from tests.support.fake_model import BUNDLE
 from tests.support.worker_calls import eventually, gateway, make_front, make_request
 
 

@@ -1,8 +1,13 @@
 """One stream to one worker: hello, requests out, steps in, loss."""
 
 import asyncio
+import contextlib
+import gc
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +22,7 @@ from services.rpc.v1 import baton_pb2 as pb
 from tests.support.fake_worker import FakeWorker, make_info, running_worker, say
 from tests.support.gateways import eventually
 
+ROOT = Path(__file__).parents[4]
 IDENTITY = GatewayIdentity("gateway", Epoch(7))
 ENDLESS = say("one two ", ends=False, delay_s=0.005)
 
@@ -113,6 +119,121 @@ async def test_a_lost_stream_ends_every_request_and_is_opened_again():
             assert await read_all(connection.submit(request("new"), []))
         finally:
             await again.stop()
+
+
+KILLED_WORKER = """
+import asyncio
+from tests.support.fake_worker import FakeWorker, say
+
+async def main():
+    worker = FakeWorker(say("one two ", ends=False, delay_s=0.002))
+    await worker.start()
+    print(worker.address, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@asynccontextmanager
+async def worker_process() -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A worker that can be killed, and its address."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", KILLED_WORKER, stdout=asyncio.subprocess.PIPE, cwd=ROOT
+    )
+    try:
+        assert process.stdout is not None
+        yield process, (await process.stdout.readline()).decode().strip()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+@pytest.mark.parametrize("posts_after_the_end", [True, False])
+async def test_a_worker_that_is_killed_under_load_leaves_nothing_behind(
+    posts_after_the_end, caplog
+):
+    """No task and no complaint: what wrote to the lost stream has ended with it."""
+    async with worker_process() as (process, address), connected(address) as connection:
+        actives = [connection.submit(request(f"r{n}"), []) for n in range(50)]
+        for active in actives:
+            await active.receive()
+        process.kill()
+        if posts_after_the_end:
+            actives += [connection.submit(request(f"late{n}"), []) for n in range(200)]
+        for active in actives:
+            with pytest.raises(WorkerLostError):
+                await read_all(active)
+        await eventually(lambda: not connection.is_ready, "lost")
+        await connection.close()
+        left = {task.get_name() for task in asyncio.all_tasks()}
+        assert not [name for name in left if address in name]
+        for _ in range(
+            3
+        ):  # what was left to the collector would complain now, through the event loop
+            gc.collect()
+            await asyncio.sleep(0.01)
+    complaints = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
+    assert complaints == []
+
+
+async def test_frames_wait_for_a_worker_that_reads_slowly_and_keep_their_order():
+    """More than a stream takes at once is posted to a worker that does not read; then it reads."""
+    may_read = asyncio.Event()
+
+    class Slow(FakeWorker):
+        async def Serve(self, frames: AsyncIterator[pb.GatewayFrame], context: Any) -> None:
+            async def read() -> AsyncIterator[pb.GatewayFrame]:
+                yield await anext(frames)
+                await may_read.wait()
+                async for frame in frames:
+                    yield frame
+
+            await super().Serve(read(), context)
+
+    worker = Slow(say("x"))
+    await worker.start()
+    try:
+        async with connected(worker.address) as connection:
+            prompt = tuple(range(20_000))
+            actives = [
+                connection.submit(replace(request(f"r{n}"), prompt_token_ids=prompt), [])
+                for n in range(40)
+            ]
+            actives[7].close("not wanted")
+            await asyncio.sleep(0.05)
+            assert connection.is_ready
+            assert worker.submits == []
+            may_read.set()
+            for n, active in enumerate(actives):
+                if n != 7:
+                    assert await read_all(active)
+            assert [submit.request.id for submit in worker.submits] == [f"r{n}" for n in range(40)]
+            assert worker.cancelled == ["r7"]
+    finally:
+        await worker.stop()
+
+
+async def test_a_frame_that_cannot_be_written_ends_the_stream_and_not_the_connection(
+    monkeypatch, caplog
+):
+    async with running_worker(ENDLESS) as worker, connected(worker.address) as connection:
+        active = connection.submit(request("r"), [])
+        await active.receive()
+
+        async def broken(*_: object) -> None:
+            raise ValueError("a mistake of ours")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("grpc.aio._call._StreamRequestMixin.write", broken)
+            connection.submit(request("unwritten"), [])
+            with pytest.raises(WorkerLostError):
+                await read_all(active)
+        await eventually(lambda: connection.is_ready, "ready again")
+        assert "a frame could not be written" in caplog.text
+        again = connection.submit(request("again"), [])
+        assert await again.receive()
 
 
 async def test_time_limits_are_kept_here_also_when_the_worker_is_silent():

@@ -7,7 +7,7 @@ import pytest
 
 from core.errors import ConfigError, ContextTooLong, OverloadedError
 from core.kv_layout import SlotFormat
-from core.worker_info import Role
+from core.worker_info import Role, WorkerRates
 from services.gateway.config import RoutingConfig
 from services.gateway.routing.base import Candidate, Route, RouteQuery
 from services.gateway.routing.picker import Picker
@@ -48,9 +48,65 @@ def test_a_mixed_worker_asks_a_prefill_worker_and_a_decode_worker_a_mixed_one():
 
 @pytest.mark.parametrize(("lacking", "splits"), [(17, True), (16, True), (15, False), (1, False)])
 def test_splitting_pays_from_a_threshold_of_missing_tokens(lacking, splits):
-    decode = worker("d", Role.DECODE, cached_tokens=160 - lacking)
+    decode = worker("d", Role.DECODE, device_tokens=160 - lacking)
     route = pick(decode, worker("p", Role.PREFILL), split_min_tokens=16)
     assert route.is_split is splits
+
+
+FAST, SLOW, NONE = 16_000.0, 1_250.0, 0.0
+"""Load rates beside a prefill rate of 1,000 tokens a second: a loaded token costs 1/16, 4/5, all of a computed one."""
+
+
+def tiered(name: str, role: Role, load_rate: float, **state: int) -> Candidate:
+    rates = WorkerRates(prefill_tokens_per_s=1000.0, load_tokens_per_s=load_rate)
+    return worker(name, role, info={"rates": rates}, **state)
+
+
+@pytest.mark.parametrize(
+    ("load_rate", "prefill_state", "splits"),
+    [
+        (FAST, {"device_tokens": 144}, False),  # 144 / 16 + 8 left: less than split_min_tokens
+        (SLOW, {"device_tokens": 144}, True),  # 123.2 to do here, 16 there
+        (SLOW, {}, False),  # 123.2 to do here, 160 there
+        (SLOW, {"device_tokens": 144, "queued_tokens": 108}, False),  # 123.2 here, 124 there
+        (SLOW, {"device_tokens": 144, "queued_tokens": 107}, True),  # 123.2 here, 123 there
+        (NONE, {}, True),  # nothing here but 152 tokens to compute
+    ],
+)
+def test_a_prompt_in_the_owners_tiers_is_split_where_another_is_done_sooner(
+    load_rate, prefill_state, splits
+):
+    decode = tiered("d", Role.DECODE, load_rate, device_tokens=8, tier_tokens=144)
+    prefill = tiered("p", Role.PREFILL, load_rate, **prefill_state)
+    assert pick(decode, prefill, split_min_tokens=18).is_split is splits
+
+
+def test_much_to_load_in_a_fast_tier_is_not_given_away():
+    query = replace(QUERY, num_prompt_tokens=1610, max_tokens=32)
+    decode = tiered("d", Role.DECODE, FAST, tier_tokens=1600)  # 100 + 10 tokens' worth
+    assert names(pick(decode, worker("p", Role.PREFILL), query=query)) == ("d", [])
+    assert names(pick(decode, worker("p", Role.PREFILL, device_tokens=1536), query=query))[1]
+
+
+def test_tiers_count_for_prefill_decode_and_mixed_workers_alike():
+    state = {"device_tokens": 16, "tier_tokens": 128}
+    near = {"device_tokens": 96}
+    for role in (Role.DECODE, Role.MIXED):
+        assert (
+            pick(tiered("a", role, SLOW, **near), tiered("b", role, SLOW, **state)).owner.info.id
+            == "a"
+        ), role
+        assert (
+            pick(tiered("a", role, FAST, **near), tiered("b", role, FAST, **state)).owner.info.id
+            == "b"
+        ), role
+    for load_rate, first in ((SLOW, "p1"), (FAST, "p2"), (NONE, "p1")):
+        route = pick(
+            worker("d", Role.DECODE),
+            tiered("p1", Role.PREFILL, load_rate, **near),
+            tiered("p2", Role.PREFILL, load_rate, **state),
+        )
+        assert route.prefill[0].info.id == first
 
 
 def test_one_output_token_is_a_local_run_on_a_prefill_worker():
@@ -110,7 +166,7 @@ def test_an_idle_worker_goes_before_a_busy_one():
 
 
 def test_a_cached_prefix_outweighs_a_little_load_and_not_much():
-    holder = {"cached_tokens": 144}
+    holder = {"device_tokens": 144}
     assert names(pick(worker("a"), worker("b", num_requests=2, **holder)))[0] == "b"
     assert names(pick(worker("a"), worker("b", num_requests=100, **holder)))[0] == "a"
 
@@ -119,8 +175,8 @@ def test_prefill_candidates_are_ordered_by_work_before_the_prompts_end():
     route = pick(
         worker("d", Role.DECODE),
         worker("p1", Role.PREFILL, queued_tokens=100),
-        worker("p2", Role.PREFILL, queued_tokens=50, cached_tokens=16),
-        worker("p3", Role.PREFILL, queued_tokens=200, cached_tokens=144),
+        worker("p2", Role.PREFILL, queued_tokens=50, device_tokens=16),
+        worker("p3", Role.PREFILL, queued_tokens=200, device_tokens=144),
         worker("p4", Role.PREFILL, queued_tokens=5000),
         max_prefill_candidates=3,
     )
@@ -140,6 +196,6 @@ def test_weights_name_known_scorers():
 
 
 def test_a_weight_of_zero_switches_a_signal_off():
-    holder = worker("b", num_requests=1, cached_tokens=144)
+    holder = worker("b", num_requests=1, device_tokens=144)
     route = pick(worker("a"), holder, decode_weights={"prefix": 0.0, "load": 1.0})
     assert route.owner.info.id == "a"

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from core.block_hash import hash_chain
-from core.events import CacheEvent, EventKind
-from core.worker_info import Role, WorkerLoad
-from kvindex.base import IndexUnavailable
+from core.events import CacheEvent, EventKind, Tier
+from core.worker_info import Role, WorkerLoad, WorkerRates
+from kvindex.base import IndexUnavailable, PublishResult
 from kvindex.memory import MemoryIndex
 from tests.support.fake_worker import FakeWorker, running_worker, say
 from tests.support.gateways import asgi_gateway, eventually
@@ -56,11 +56,15 @@ async def register(
         await index.heartbeat(info.id, info.epoch, load or WorkerLoad(), LEASE_MS)
 
 
-async def store(index: MemoryIndex, worker: FakeWorker, token_ids: list[int]) -> None:
+async def store(
+    index: MemoryIndex, worker: FakeWorker, token_ids: list[int], tier: Tier = Tier.DEVICE
+) -> None:
     info = worker.info
     chain = tuple(hash_chain(info.hash_root, token_ids))
-    event = CacheEvent(EventKind.STORED, hashes=chain)
-    await index.publish(info.id, info.epoch, 1, [event])
+    (state,) = [state for state in await index.workers() if state.info.id == info.id]
+    number = (state.report.last_event_number or 0) + 1
+    event = CacheEvent(EventKind.STORED, tier, hashes=chain)
+    assert await index.publish(info.id, info.epoch, number, [event]) is PublishResult.APPLIED
 
 
 async def test_a_cached_prefix_draws_requests():
@@ -74,6 +78,48 @@ async def test_a_cached_prefix_draws_requests():
             assert (len(w1.submits), len(w2.submits)) == (0, 4)
             text = (await gateway.client.get("/metrics")).text
             assert "baton:route_expected_cached_tokens_total" in text
+
+
+@pytest.mark.parametrize(
+    ("load_rate", "chosen", "expected"),
+    [(100_000.0, "w2", 96), (1_100.0, "w1", 64), (900.0, "w1", 64), (0.0, "w1", 64)],
+)
+async def test_a_prefix_in_a_tier_draws_requests_as_fast_as_it_loads(load_rate, chosen, expected):
+    """96 tokens in a tier of w2 against 64 on the device of w1; what loads slowly or at no known rate draws none."""
+    rates = WorkerRates(prefill_tokens_per_s=1_000.0, load_tokens_per_s=load_rate)
+    async with (
+        running_worker(say("x"), "w1", rates=rates) as w1,
+        running_worker(say("x"), "w2", rates=rates) as w2,
+    ):
+        index = MemoryIndex()
+        await register(index, w1, w2)
+        await store(index, w1, PROMPT[:64])
+        await store(index, w2, PROMPT[:16])
+        await store(index, w2, PROMPT, Tier.DISK)
+        async with asgi_gateway(w1, w2, index=index) as gateway:
+            await gateway.complete(prompt=PROMPT)
+            assert [w.info.id for w in (w1, w2) if w.submits] == [chosen]
+            text = (await gateway.client.get("/metrics")).text
+            assert f"baton:route_expected_cached_tokens_total {expected:.1f}" in text
+
+
+@pytest.mark.parametrize(("load_rate", "reserved"), [(4_000.0, 4), (0.0, 84)])
+async def test_tokens_to_be_loaded_are_not_reserved_as_computing(load_rate, reserved):
+    rates = WorkerRates(prefill_tokens_per_s=1_000.0, load_tokens_per_s=load_rate)
+    asked: list[int] = []
+
+    class ListeningIndex(MemoryIndex):
+        async def reserve(self, *reservations: Any) -> None:
+            asked.extend(reservation.num_tokens for reservation in reservations)
+
+    async with running_worker(say("x"), "w1", rates=rates) as w1:
+        index = ListeningIndex()
+        await register(index, w1)
+        await store(index, w1, PROMPT[:16])
+        await store(index, w1, PROMPT, Tier.HOST)
+        async with asgi_gateway(w1, index=index) as gateway:
+            await gateway.complete(prompt=PROMPT)
+    assert asked == [reserved]
 
 
 async def test_another_salt_finds_nothing_cached():
