@@ -27,6 +27,9 @@ from tests.support.oracle import demo_model_path
 HOST_FACTOR = 1.15
 SLOW_FACTOR = 1.1
 SLOWNESS = 4.0
+STEP_TOKENS = 512
+"""As many in every engine, whatever each would have measured for itself: chunks weigh more than what is compared."""
+
 _CHUNK_BYTES = 1 << 20
 
 
@@ -45,6 +48,7 @@ class Worker:
             core_ledger="none",
             ipc_dir="none",
             max_model_len=num_tokens + 64,
+            max_num_batched_tokens=STEP_TOKENS,
             num_blocks=-(-(num_tokens + 64) // 16) + 8,
             offload=OffloadConfig(**offload),
         )

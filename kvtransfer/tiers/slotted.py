@@ -78,11 +78,7 @@ class SlottedTier(Tier):
 
     def lookup(self, chain: Sequence[BlockKey]) -> int:
         """See Tier.lookup."""
-        for position, key in enumerate(chain):
-            entry = self._entries.get(key)
-            if entry is None or entry.state is not _State.HELD:
-                return position
-        return len(chain)
+        return self._num_held(chain)
 
     def keys(self) -> list[BlockKey]:
         """See Tier.keys."""
@@ -116,7 +112,7 @@ class SlottedTier(Tier):
 
     def prepare_load(self, keys: Sequence[BlockKey]) -> list[Placement] | None:
         """See Tier.prepare_load."""
-        if self.lookup(keys) < len(keys):
+        if self._num_held(keys) < len(keys):
             return None
         self._policy.pin(keys)
         placements = []
@@ -200,6 +196,14 @@ class SlottedTier(Tier):
         """`_erase` every slot."""
 
     # ---- inside
+
+    def _num_held(self, chain: Sequence[BlockKey]) -> int:
+        """`lookup` by the books alone."""
+        for position, key in enumerate(chain):
+            entry = self._entries.get(key)
+            if entry is None or entry.state is not _State.HELD:
+                return position
+        return len(chain)
 
     def _restore(self, placements: Iterable[Placement]) -> None:
         """Blocks that an earlier process left, oldest first, in a tier that has held nothing yet. No change is told."""

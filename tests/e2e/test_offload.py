@@ -20,7 +20,12 @@ DAMAGED = "baton:tier_damaged_blocks_total"
 
 
 def test_a_killed_worker_serves_old_prefixes_from_disk(tmp_path: Path) -> None:
-    arguments = ["--kv-offloading-disk-dir", str(tmp_path / "kv"), "--kv-offloading-disk-size", "0.1"]
+    arguments = [
+        "--kv-offloading-disk-dir",
+        str(tmp_path / "kv"),
+        "--kv-offloading-disk-size",
+        "0.1",
+    ]
     chance = random.Random(11)
     prompt = [chance.randrange(100, 40_000) for _ in range(NUM_PROMPT_TOKENS)]
     with run_cluster(tmp_path, {"m": "mixed"}, worker_arguments=arguments) as cluster:
