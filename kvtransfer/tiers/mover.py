@@ -121,7 +121,7 @@ class TierMover:
         self._stores: deque[_Store] = deque()
         self._is_stopped = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name=f"baton-tier-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"kv-tier-{name}", daemon=True)
         self._thread.start()
 
     @property
