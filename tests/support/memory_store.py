@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from kvtransfer.tiers.remote.reach import Reach
-from kvtransfer.tiers.remote.store import BlockStore, Fetch, StoreRefused, num_bytes
+from kvtransfer.tiers.remote.reached_store import ReachedStore
+from kvtransfer.tiers.remote.store import Fetch, StoreRefused, num_bytes
 
 
 class MemoryServer:
@@ -48,11 +48,11 @@ class MemoryServer:
         self.values.clear()
         self.is_up = True
 
-    def connect(self) -> _MemoryConnection:
+    def connect(self) -> _MemoryConversation:
         self.num_connects += 1
         if not self.is_up:
             raise ConnectionRefusedError("nobody listens")
-        return _MemoryConnection(self)
+        return _MemoryConversation(self)
 
     def answer(self, call: str) -> dict[str, bytes]:
         if not self.is_up:
@@ -72,7 +72,7 @@ class MemoryServer:
             return True
 
 
-class _MemoryConnection:
+class _MemoryConversation:
     def __init__(self, server: MemoryServer) -> None:
         self.server = server
         self.is_open = True
@@ -80,41 +80,15 @@ class _MemoryConnection:
     def close(self) -> None:
         self.is_open = False
 
+    def exist(self, names: Sequence[str]) -> list[bool]:
+        values = self.server.answer("exist")
+        return [name in values for name in names]
 
-class MemoryStore(BlockStore):
-    """One process's way to a MemoryServer."""
-
-    def __init__(self, server: MemoryServer, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self.server = server
-        self.place = "memory"
-        self._reach = Reach(self.place, server.connect, clock_s)
-        self.counters = self._reach.counters
-
-    @property
-    def is_away(self) -> bool:
-        return self._reach.is_away
-
-    @property
-    def is_full(self) -> bool:
-        return self._reach.is_full
-
-    def count_leading(self, names: Sequence[str]) -> int:
-        try:
-            values = self._reach.ask(lambda memory: memory.server.answer("count"))
-        except OSError:
-            return 0
-        return next((i for i, name in enumerate(names) if name not in values), len(names))
-
-    def put(self, name: str, parts: Sequence[memoryview]) -> bool:
-        value = b"".join(parts)
-        return self._reach.add(lambda memory: memory.server.put(name, value))
+    def add(self, name: str, parts: Sequence[memoryview]) -> bool:
+        return self.server.put(name, b"".join(parts))
 
     def get_into(self, name: str, parts: Sequence[memoryview]) -> Fetch:
-        try:
-            values = self._reach.ask(lambda memory: memory.server.answer("get"))
-        except OSError:
-            return Fetch.AWAY
-        value = values.get(name)
+        value = self.server.answer("get").get(name)
         if value is None:
             return Fetch.ABSENT
         if len(value) != num_bytes(parts):
@@ -124,9 +98,14 @@ class MemoryStore(BlockStore):
         return Fetch.WHOLE
 
     def delete(self, names: Sequence[str]) -> None:
-        values = self._reach.ask(lambda memory: memory.server.answer("delete"))
+        values = self.server.answer("delete")
         for name in names:
             values.pop(name, None)
 
-    def close(self) -> None:
-        self._reach.close()
+
+class MemoryStore(ReachedStore):
+    """One process's way to a MemoryServer."""
+
+    def __init__(self, server: MemoryServer, clock_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__("memory", server.connect, clock_s)
+        self.server = server

@@ -48,4 +48,8 @@ def open_store(url: str) -> BlockStore:
         from kvtransfer.tiers.remote.redis_store import RedisStore
 
         return RedisStore(url)
+    if scheme == "lm":
+        from kvtransfer.tiers.remote.lmcache_store import LMCacheStore
+
+        return LMCacheStore(url)
     raise ConfigError(f"--kv-offloading-remote-url: {scheme!r} is no scheme of a store's address")

@@ -122,10 +122,11 @@ class Reach(Generic[Conversation]):
         self._note_answer()
         return answer
 
-    def add(self, call: Callable[[Conversation], bool]) -> bool:
-        """The same for a call that says whether it added a value: where that is refused, the store is full a while.
+    def change(self, call: Callable[[Conversation], bool]) -> bool:
+        """The same for a call that changes something: where that is refused, the store is full for a while.
 
-        A call that was made twice and finds a value may have added it the first time, and then says that it did.
+        It says whether it added a value. If it was made twice, and did not the second time, it may have the first
+        time, and is taken to have.
         """
         num_tries = 0
 

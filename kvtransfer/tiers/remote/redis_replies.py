@@ -7,22 +7,18 @@ into memory that `begin` has named, received there.
 
 from __future__ import annotations
 
-import socket
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, ResponseError
 
+from kvtransfer.tiers.remote.inlet import Inlet
 from kvtransfer.tiers.remote.store import ANSWER_TIMEOUT_S, num_bytes
 
-_READ_BYTES = 8192
 _LONGEST_LINE_BYTES = 4096
 _NOT_NOW = (b"LOADING", b"MASTERDOWN", b"CLUSTERDOWN", b"NOAUTH", b"WRONGPASS")
 """Errors after which the server is of no use to anybody: it is as good as away."""
-
-_CLOSED = "the server closed the connection"
 
 Reply = bytes | int | None | ResponseError
 
@@ -35,39 +31,38 @@ class RedisReplies:
     """
 
     def __init__(self) -> None:
-        self._socket: socket.socket | None = None
-        self._buffer = memoryview(bytearray(_READ_BYTES))
-        self._start = self._end = 0  # of what is received and not read, in the buffer
-        self._deadline_s = 0.0
+        self._inlet: Inlet | None = None
         self._parts: Sequence[memoryview] = ()
 
     @property
     def is_connected(self) -> bool:
         """Whether there is a connection."""
-        return self._socket is not None
+        return self._inlet is not None
 
     def begin(self, timeout_s: float, parts: Sequence[memoryview] = ()) -> None:
         """All that is sent or received from now on has so long. parts: where a string goes."""
-        self._deadline_s = time.monotonic() + timeout_s
         self._parts = parts
-        if self._socket is not None:
-            self._socket.settimeout(timeout_s)
+        if self._inlet is not None:
+            self._inlet.begin(timeout_s)
 
     # ---- what redis-py calls
 
     def on_connect(self, connection: Any) -> None:
         """The connection has a new socket."""
-        self._socket = connection._sock
-        self._start = self._end = 0
+        self._inlet = Inlet(connection._sock)
         self.begin(ANSWER_TIMEOUT_S)
 
     def on_disconnect(self) -> None:
         """It has none any more."""
-        self._socket = None
+        self._inlet = None
 
     def read_response(self, disable_decoding: bool = False, **_: Any) -> Reply:
         """The next reply."""
-        kind, text = self._read_line()
+        assert self._inlet is not None, "read before connect"
+        line = self._inlet.take_line(_LONGEST_LINE_BYTES)
+        if line is None:
+            raise InvalidResponse("a line that does not end")
+        kind, text = line[:1], line[1:]
         if kind == b"+":
             return text
         if kind == b":":
@@ -76,63 +71,22 @@ class RedisReplies:
             return _error(text)
         if kind != b"$":
             raise InvalidResponse(f"a reply that begins with {kind!r}")
-        return self._read_string(int(text))
+        return self._read_string(self._inlet, int(text))
 
-    # ---- inside
-
-    def _read_string(self, length: int) -> Reply:
+    def _read_string(self, inlet: Inlet, length: int) -> Reply:
         if length < 0:
             return None
+        reply: bytes | int = length
         if not self._parts:
-            data = bytearray(length)
-            self._fill(memoryview(data))
-            self._end_string()
-            return bytes(data)
-        if length == num_bytes(self._parts):
+            reply = inlet.take(length)
+        elif length == num_bytes(self._parts):
             for part in self._parts:
-                self._fill(part)
-            self._end_string()
-        return length
-
-    def _end_string(self) -> None:
-        end = bytearray(2)
-        self._fill(memoryview(end))
-        if end != b"\r\n":
+                inlet.fill(part)
+        else:
+            return length
+        if inlet.take(2) != b"\r\n":
             raise InvalidResponse("a string is longer than it says")
-
-    def _read_line(self) -> tuple[bytes, bytes]:
-        """A reply's kind and the rest of its first line."""
-        line = bytearray()
-        while True:
-            received = bytes(self._buffer[self._start : self._end])
-            end = received.find(b"\n")
-            if end >= 0:
-                self._start += end + 1
-                line += received[:end]
-                return bytes(line[:1]), bytes(line[1:]).removesuffix(b"\r")
-            line += received
-            if len(line) > _LONGEST_LINE_BYTES:
-                raise InvalidResponse("a line that does not end")
-            self._end = self._receive(self._buffer)
-            self._start = 0
-
-    def _fill(self, target: memoryview) -> None:
-        taken = min(len(target), self._end - self._start)
-        target[:taken] = self._buffer[self._start : self._start + taken]
-        self._start += taken
-        while taken < len(target):
-            taken += self._receive(target[taken:])
-
-    def _receive(self, target: memoryview) -> int:
-        assert self._socket is not None, "read before connect"
-        left_s = self._deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError("no whole answer in time")
-        self._socket.settimeout(left_s)
-        num_received = self._socket.recv_into(target)
-        if not num_received:
-            raise RedisConnectionError(_CLOSED)
-        return num_received
+        return reply
 
 
 def _error(text: bytes) -> ResponseError:

@@ -10,8 +10,7 @@ there is none, so that a prompt which several workers computed is stored once an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis.connection import Connection, parse_url
@@ -19,13 +18,11 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from core.errors import ConfigError
-from kvtransfer.tiers.remote.reach import Reach
+from kvtransfer.tiers.remote.reached_store import ReachedStore
 from kvtransfer.tiers.remote.redis_replies import RedisReplies
 from kvtransfer.tiers.remote.store import (
     ANSWER_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
-    NAMES_AT_ONCE,
-    BlockStore,
     Fetch,
     StoreAway,
     StoreRefused,
@@ -37,7 +34,7 @@ EXPIRY_MS = 24 * 3600 * 1000
 """So long after its last use a block goes, whatever became of the worker that stored it."""
 
 
-class RedisStore(BlockStore):
+class RedisStore(ReachedStore):
     """The store at a `redis://`, `rediss://` or `unix://` address. Raises ConfigError where that is not one.
 
     expiry_ms, clock_s: for tests.
@@ -51,65 +48,17 @@ class RedisStore(BlockStore):
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         options = _options(url)
-        self.place = _place(options)
-        self._expiry_ms = expiry_ms
-        _RedisConnection(
-            options
-        )  # an option that there is none of is refused now, not at the first block
-        self._reach = Reach(self.place, lambda: _RedisConnection(options).open(), clock_s)
-        self.counters = self._reach.counters
-
-    @property
-    def is_away(self) -> bool:
-        """See BlockStore.is_away."""
-        return self._reach.is_away
-
-    @property
-    def is_full(self) -> bool:
-        """See BlockStore.is_full."""
-        return self._reach.is_full
-
-    def count_leading(self, names: Sequence[str]) -> int:
-        """See BlockStore.count_leading."""
-        num_found = 0
-        try:
-            for batch in _batches(names):
-                there = self._reach.ask(partial(_RedisConnection.exist, keys=batch))
-                num_there = there.index(0) if 0 in there else len(there)
-                num_found += num_there
-                if num_there < len(batch):
-                    break
-        except OSError:
-            pass  # what is known of the head is still right
-        return num_found
-
-    def put(self, name: str, parts: Sequence[memoryview]) -> bool:
-        """See BlockStore.put."""
-        key = _key(name)
-        return self._reach.add(lambda redis: redis.add(key, parts, self._expiry_ms))
-
-    def get_into(self, name: str, parts: Sequence[memoryview]) -> Fetch:
-        """See BlockStore.get_into."""
-        key = _key(name)
-        try:
-            return self._reach.ask(lambda redis: redis.get_into(key, parts, self._expiry_ms))
-        except OSError:
-            return Fetch.AWAY
-
-    def delete(self, names: Sequence[str]) -> None:
-        """See BlockStore.delete."""
-        for batch in _batches(names):
-            self._reach.ask(partial(_RedisConnection.delete, keys=batch))
-
-    def close(self) -> None:
-        """See BlockStore.close."""
-        self._reach.close()
+        _RedisConversation(options, expiry_ms)  # what an address asks for in vain is refused now
+        super().__init__(
+            _place(options), lambda: _RedisConversation(options, expiry_ms).open(), clock_s
+        )
 
 
-class _RedisConnection:
+class _RedisConversation:
     """One connection of redis-py's, with a limit of time on each call and errors that say whose fault it is."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any], expiry_ms: int) -> None:
+        self._expiry_ms = expiry_ms
         self._replies = RedisReplies()
         options = {"connection_class": Connection, **options}
         make = options.pop("connection_class")
@@ -122,7 +71,7 @@ class _RedisConnection:
         except TypeError as error:
             raise ConfigError(f"--kv-offloading-remote-url: {error}") from error
 
-    def open(self) -> _RedisConnection:
+    def open(self) -> _RedisConversation:
         """Connect and log in. Raises OSError."""
         self._said(self._connection.connect)
         return self
@@ -136,24 +85,27 @@ class _RedisConnection:
         """See Connection.close."""
         self._connection.disconnect()
 
-    def exist(self, keys: Sequence[bytes]) -> list[int]:
-        """For each key 1 or 0, in one round trip."""
-        commands = [("EXISTS", key) for key in keys]
-        return self._call(self._connection.pack_commands(commands), len(keys))
+    def exist(self, names: Sequence[str]) -> list[bool]:
+        """See Conversation.exist."""
+        commands = [("EXISTS", _key(name)) for name in names]
+        replies = self._call(self._connection.pack_commands(commands), len(names))
+        return [reply == 1 for reply in replies]
 
-    def add(self, key: bytes, parts: Sequence[memoryview], expiry_ms: int) -> bool:
-        """Store a value where there is none; where there is one it lives on."""
-        [is_there] = self._call(self._connection.pack_command("PEXPIRE", key, expiry_ms))
+    def add(self, name: str, parts: Sequence[memoryview]) -> bool:
+        """See BlockStore.put. Where there is a value it lives on."""
+        key = _key(name)
+        [is_there] = self._call(self._connection.pack_command("PEXPIRE", key, self._expiry_ms))
         if is_there:
             return False
-        head = b"*6\r\n$3\r\nSET\r\n%b$%d\r\n" % (_bulk(key), num_bytes(parts))
-        tail = b"\r\n%b%b%b" % (_bulk(b"PX"), _bulk(b"%d" % expiry_ms), _bulk(b"NX"))
+        head = b"*6\r\n%b%b$%d\r\n" % (_bulk(b"SET"), _bulk(key), num_bytes(parts))
+        expiry = b"%d" % self._expiry_ms
+        tail = b"\r\n%b%b%b" % (_bulk(b"PX"), _bulk(expiry), _bulk(b"NX"))
         [reply] = self._call([head + parts[0], *parts[1:], tail])
         return reply is not None
 
-    def get_into(self, key: bytes, parts: Sequence[memoryview], expiry_ms: int) -> Fetch:
-        """Receive a value where it belongs, and let it live on."""
-        command = self._connection.pack_command("GETEX", key, "PX", expiry_ms)
+    def get_into(self, name: str, parts: Sequence[memoryview]) -> Fetch:
+        """See BlockStore.get_into. The value lives on."""
+        command = self._connection.pack_command("GETEX", _key(name), "PX", self._expiry_ms)
         [reply] = self._call(command, into=parts)
         if reply is None:
             return Fetch.ABSENT
@@ -162,9 +114,9 @@ class _RedisConnection:
             return Fetch.WRONG
         return Fetch.WHOLE
 
-    def delete(self, keys: Sequence[bytes]) -> None:
-        """Let the server drop values when it has time."""
-        self._call(self._connection.pack_command("UNLINK", *keys))
+    def delete(self, names: Sequence[str]) -> None:
+        """See BlockStore.delete. The server lets go of the bytes when it has time."""
+        self._call(self._connection.pack_command("UNLINK", *map(_key, names)))
 
     def _call(
         self,
@@ -194,11 +146,6 @@ class _RedisConnection:
             raise TimeoutError(str(error) or "no answer in time") from error
         except RedisError as error:
             raise StoreAway(str(error)) from error
-
-
-def _batches(names: Sequence[str]) -> Iterator[list[bytes]]:
-    for start in range(0, len(names), NAMES_AT_ONCE):
-        yield [_key(name) for name in names[start : start + NAMES_AT_ONCE]]
 
 
 def _key(name: str) -> bytes:

@@ -78,7 +78,7 @@ class BlockStore(ABC):
     @property
     @abstractmethod
     def is_full(self) -> bool:
-        """Whether it refused a value just now. Asks nobody."""
+        """Whether it refused a change just now, for want of room or of leave. Asks nobody."""
 
     @abstractmethod
     def count_leading(self, names: Sequence[str]) -> int:

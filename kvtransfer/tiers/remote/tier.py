@@ -20,7 +20,7 @@ import threading
 from collections.abc import Collection, Iterable, Sequence
 
 from core.errors import ConfigError
-from kvtransfer.tiers.base import BlockKey, Placement, StorePlan
+from kvtransfer.tiers.base import BlockKey, Placement, StorePlan, TierChange
 from kvtransfer.tiers.fingerprint import FINGERPRINT_BYTES
 from kvtransfer.tiers.policies import DEFAULT_POLICY
 from kvtransfer.tiers.remote.store import BlockStore, Fetch
@@ -41,8 +41,7 @@ class RemoteTier(SlottedTier):
     """
 
     is_shared = True
-    """Others read and write there too. So its changes are not published: a block in the store is everybody's, whoever
-    noticed it, and workers ask the store themselves."""
+    """Others read and write there too."""
 
     def __init__(
         self,
@@ -100,6 +99,10 @@ class RemoteTier(SlottedTier):
     def lookup(self, chain: Sequence[BlockKey]) -> int:
         """See Tier.lookup. Nothing is found while the store is away, and it is found again afterwards."""
         return 0 if self.store.is_away else super().lookup(chain)
+
+    def take_changes(self) -> list[TierChange]:
+        """See Tier.take_changes. Not for an index: a block in the store is everybody's, and workers ask for it."""
+        return super().take_changes()
 
     def figures(self) -> dict[str, float]:
         """See Tier.figures; and what the store has to say."""

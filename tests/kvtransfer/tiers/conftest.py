@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kvtransfer.tiers.harness import stop_servers
+from tests.support.block_stores import stop_lmcache
 
 
 @pytest.fixture(scope="session", autouse=True)
 def servers() -> Iterator[None]:
     yield
     stop_servers()
+    stop_lmcache()

@@ -14,16 +14,22 @@ from kvtransfer.tiers.base import BlockKey, Placement, StorePlan, Tier
 from kvtransfer.tiers.disk import DiskConfig, DiskTier
 from kvtransfer.tiers.disk_files import HEADER_BYTES, RECORD_BYTES
 from kvtransfer.tiers.host import HostTier
+from kvtransfer.tiers.remote.lmcache_store import LMCacheStore
 from kvtransfer.tiers.remote.redis_store import PREFIX, RedisStore
+from kvtransfer.tiers.remote.store import BlockStore, Fetch
 from kvtransfer.tiers.remote.tier import RemoteTier
 from kvtransfer.tiers.remote.value import HEADER_BYTES as VALUE_HEADER_BYTES
 from kvtransfer.tiers.remote.value import name_of
 from services.cluster.valkey import ValkeyServer, start_valkey
+from tests.support.block_stores import new_prefix, running_lmcache
 from tests.support.memory_store import MemoryServer, MemoryStore
 from tests.support.valkey import flush
 
-KINDS = ("host", "disk", "remote", "redis")
-"""`remote` is the remote tier over a store in memory, `redis` the same over a real server."""
+KINDS = ("host", "disk", "remote", "redis", "lmcache")
+"""`remote` is the remote tier over a store in memory, the last two the same over real servers.
+
+`lmcache` needs a package, and is skipped where it is not installed.
+"""
 
 BLOCK_BYTES = 1000  # no multiple of anything
 FINGERPRINT = b"tiers under test"
@@ -72,10 +78,12 @@ def make_tier(
     return RemoteTier(make_store(kind), num_bytes, block_bytes, fingerprint, policy)
 
 
-def make_store(kind: str) -> MemoryStore | RedisStore:
+def make_store(kind: str) -> BlockStore:
     """An empty store."""
     if kind == "remote":
         return MemoryStore(MemoryServer())
+    if kind == "lmcache":
+        return LMCacheStore(running_lmcache().url, prefix=new_prefix())
     flush(valkey())
     return RedisStore(valkey().url)
 
@@ -107,13 +115,12 @@ def damage(tier: Tier, placement: Placement, folder: Path, byte: int = 7) -> Non
             file.write(bytes([flipped]))
     else:
         assert isinstance(tier, RemoteTier)
-        name, at = name_of(FINGERPRINT, placement.key), VALUE_HEADER_BYTES + byte
-        if isinstance(tier.store, MemoryStore):
-            tier.store.server.flip(name, at)
-            return
-        with redis.Redis.from_url(valkey().url) as client:
-            flipped = client.getrange(PREFIX + name, at, at)[0] ^ 4
-            client.setrange(PREFIX + name, at, bytes([flipped]))
+        name = name_of(FINGERPRINT, placement.key)
+        value = bytearray(VALUE_HEADER_BYTES + tier.block_bytes)
+        if tier.store.get_into(name, [memoryview(value)]) is Fetch.WHOLE:
+            value[VALUE_HEADER_BYTES + byte] ^= 4
+            tier.store.delete([name])
+            tier.store.put(name, [memoryview(value)])
 
 
 def used_bytes(tier: Tier, folder: Path) -> int:
@@ -125,6 +132,10 @@ def used_bytes(tier: Tier, folder: Path) -> int:
     assert isinstance(tier, RemoteTier)
     if isinstance(tier.store, MemoryStore):
         return tier.store.server.used_bytes()
+    if isinstance(tier.store, LMCacheStore):  # it cannot be listed
+        names = [name_of(FINGERPRINT, key(number)) for number in range(100)]
+        num_blocks = sum(tier.store.count_leading([name]) for name in names)
+        return num_blocks * (VALUE_HEADER_BYTES + tier.block_bytes)
     with redis.Redis.from_url(valkey().url) as client:
         return sum(client.strlen(name) for name in client.keys(f"{PREFIX}*"))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 
 from core.errors import ConfigError
@@ -48,3 +51,36 @@ def test_an_unknown_kind_of_store_is_refused_by_its_flag(url: str) -> None:
     with pytest.raises(ConfigError, match="--kv-offloading-remote-url") as caught:
         open_store(url)
     assert "u:p" not in caught.value.message
+
+
+# ---------------------------------------------------------------- an LMCache server
+
+
+def test_lmcache_that_is_not_installed_is_said_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("LMCACHE_TRACK_USAGE", "HF_HUB_OFFLINE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setitem(sys.modules, "lmcache.v1.protocol", None)
+    with pytest.raises(ConfigError, match="'lmcache' needs the extra `lmcache`"):
+        open_store("lm://127.0.0.1:1")
+    asked = os.environ["LMCACHE_TRACK_USAGE"], os.environ["HF_HUB_OFFLINE"]
+    assert asked == ("false", "1"), "nothing of it may call home"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "lm://",
+        "lm://host",
+        "lm://host:port",
+        "lm://host:1/path",
+        "lm://me@host:1",
+        "lm://:1",
+        "lm://host:99999",
+    ],
+)
+def test_an_address_that_is_no_lmcache_server_is_refused_by_its_flag(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"--kv-offloading-remote-url: .* is not lm://host:port"):
+        open_store(url)

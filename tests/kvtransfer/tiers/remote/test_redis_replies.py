@@ -97,7 +97,7 @@ def test_a_connection_that_ends_in_a_reply_is_an_error(ends: Ends, sent: bytes) 
     ends.replies.begin(20.0, [memoryview(bytearray(10))])
     ends.server.sendall(sent)
     ends.server.close()
-    with pytest.raises(RedisConnectionError, match="closed the connection"):
+    with pytest.raises(ConnectionResetError, match="closed the connection"):
         ends.replies.read_response()
 
 
