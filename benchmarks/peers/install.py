@@ -66,9 +66,39 @@ TRANSFER_ENGINES = {
 """What moves bytes in other systems: packages that are installed without what they ask for."""
 
 
+LMCACHE = (
+    "lmcache==0.5.6",
+    "aiohappyeyeballs==2.7.1",
+    "aiohttp==3.14.5",
+    "aiosignal==1.4.0",
+    "attrs==26.1.0",
+    "cachetools==8.0.2",
+    "frozenlist==1.8.0",
+    "llvmlite==0.50.0",
+    "multidict==7.2.1",
+    "numba==0.68.1",
+    "propcache==0.5.4",
+    "py-cpuinfo==9.0.0",
+    "sortedcontainers==2.4.0",
+    "yarl==1.25.1",
+)
+"""LMCache's client classes and its server, with what they import that this environment may lack.
+
+Installed without what they ask for: LMCache's pins would move this environment's grpcio, protobuf and fastapi.
+"""
+
+
+def lmcache() -> Path:
+    """A folder from which this environment's Python imports LMCache, and runs its server."""
+    return _into_folder("lmcache", LMCACHE)
+
+
 def transfer_engine(name: str) -> Path:
     """A folder from which this environment's Python imports the engine."""
-    packages = TRANSFER_ENGINES[name]
+    return _into_folder(name, TRANSFER_ENGINES[name])
+
+
+def _into_folder(name: str, packages: Sequence[str]) -> Path:
     folder = PEERS / name
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps"]
 

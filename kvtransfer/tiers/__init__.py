@@ -1,4 +1,4 @@
-"""Tiers: bounded stores of whole KV blocks below the device pool, nearest first (host, disk).
+"""Tiers: bounded stores of whole KV blocks below the device pool, nearest first (host, disk, remote).
 
 Knows bytes, keys and slots; neither models nor schedulers. No engine has one yet.
 """

@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from benchmarks.peers.install import TRANSFER_ENGINES
+from benchmarks.peers.install import LMCACHE, TRANSFER_ENGINES
 from kernels.cpu.building import NATIVE, own_flags, source_names
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -73,7 +73,7 @@ def test_torch_is_a_range_of_one_major_version():
     assert not torch.specifier.contains("3.0.0")
 
 
-@pytest.mark.parametrize(("name", "packages"), TRANSFER_ENGINES.items())
+@pytest.mark.parametrize(("name", "packages"), [*TRANSFER_ENGINES.items(), ("lmcache", LMCACHE)])
 def test_engines_are_measured_and_tested_as_they_are_pinned(name, packages):
     wanted = {Requirement(line).name: Requirement(line) for line in packages}
     assert set(requirements(name)) <= set(wanted)

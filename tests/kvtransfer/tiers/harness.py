@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import redis
 import xxhash
 
 from core.block_hash import BlockHash
@@ -12,8 +14,23 @@ from kvtransfer.tiers.base import BlockKey, Placement, StorePlan, Tier
 from kvtransfer.tiers.disk import DiskConfig, DiskTier
 from kvtransfer.tiers.disk_files import HEADER_BYTES, RECORD_BYTES
 from kvtransfer.tiers.host import HostTier
+from kvtransfer.tiers.remote.lmcache_store import LMCacheStore
+from kvtransfer.tiers.remote.redis_store import PREFIX, RedisStore
+from kvtransfer.tiers.remote.store import BlockStore, Fetch
+from kvtransfer.tiers.remote.tier import RemoteTier
+from kvtransfer.tiers.remote.value import HEADER_BYTES as VALUE_HEADER_BYTES
+from kvtransfer.tiers.remote.value import name_of
+from services.cluster.valkey import ValkeyServer, start_valkey
+from tests.support.block_stores import new_prefix, running_lmcache
+from tests.support.memory_store import MemoryServer, MemoryStore
+from tests.support.valkey import flush
 
-KINDS = ("host", "disk")
+KINDS = ("host", "disk", "remote", "redis", "lmcache")
+"""`remote` is the remote tier over a store in memory, the last two the same over real servers.
+
+`lmcache` needs a package, and is skipped where it is not installed.
+"""
+
 BLOCK_BYTES = 1000  # no multiple of anything
 FINGERPRINT = b"tiers under test"
 
@@ -37,7 +54,9 @@ def capacity_bytes(kind: str, num_slots: int, block_bytes: int = BLOCK_BYTES) ->
     if kind == "host":
         header = -(-(64 + 8 * num_slots) // 4096) * 4096
         return header + num_slots * block_bytes
-    return HEADER_BYTES + num_slots * (block_bytes + RECORD_BYTES)
+    if kind == "disk":
+        return HEADER_BYTES + num_slots * (block_bytes + RECORD_BYTES)
+    return num_slots * (VALUE_HEADER_BYTES + block_bytes)
 
 
 def make_tier(
@@ -53,8 +72,72 @@ def make_tier(
     num_bytes = capacity_bytes(kind, num_slots, block_bytes)
     if kind == "host":
         return HostTier(num_bytes, block_bytes, policy)
-    config = DiskConfig(folder, num_bytes, policy, min_frequency=min_frequency)
-    return DiskTier(config, block_bytes, fingerprint)
+    if kind == "disk":
+        config = DiskConfig(folder, num_bytes, policy, min_frequency=min_frequency)
+        return DiskTier(config, block_bytes, fingerprint)
+    return RemoteTier(make_store(kind), num_bytes, block_bytes, fingerprint, policy)
+
+
+def make_store(kind: str) -> BlockStore:
+    """An empty store."""
+    if kind == "remote":
+        return MemoryStore(MemoryServer())
+    if kind == "lmcache":
+        return LMCacheStore(running_lmcache().url, prefix=new_prefix())
+    flush(valkey())
+    return RedisStore(valkey().url)
+
+
+_servers: list[ValkeyServer] = []
+
+
+def valkey() -> ValkeyServer:
+    """The session's server; started when it is first asked for."""
+    if not _servers:
+        _servers.append(start_valkey())
+    return _servers[0]
+
+
+def stop_servers() -> None:
+    while _servers:
+        _servers.pop().stop()
+
+
+def damage(tier: Tier, placement: Placement, folder: Path, byte: int = 7) -> None:
+    """Turn a bit of a block where the tier has it."""
+    if isinstance(tier, HostTier):
+        tier.slot_buffer(placement.slot)[byte] ^= 4
+    elif isinstance(tier, DiskTier):
+        with (folder / "blocks").open("r+b") as file:
+            file.seek(placement.slot * tier.block_bytes + byte)
+            flipped = file.read(1)[0] ^ 4
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([flipped]))
+    else:
+        assert isinstance(tier, RemoteTier)
+        name = name_of(FINGERPRINT, placement.key)
+        value = bytearray(VALUE_HEADER_BYTES + tier.block_bytes)
+        if tier.store.get_into(name, [memoryview(value)]) is Fetch.WHOLE:
+            value[VALUE_HEADER_BYTES + byte] ^= 4
+            tier.store.delete([name])
+            tier.store.put(name, [memoryview(value)])
+
+
+def used_bytes(tier: Tier, folder: Path) -> int:
+    """What the tier's blocks take where it has them, with all that belongs to them."""
+    if isinstance(tier, HostTier):
+        return len(tier._memory.mapping)
+    if isinstance(tier, DiskTier):
+        return sum(path.stat().st_size for path in folder.iterdir())
+    assert isinstance(tier, RemoteTier)
+    if isinstance(tier.store, MemoryStore):
+        return tier.store.server.used_bytes()
+    if isinstance(tier.store, LMCacheStore):  # it cannot be listed
+        names = [name_of(FINGERPRINT, key(number)) for number in range(100)]
+        num_blocks = sum(tier.store.count_leading([name]) for name in names)
+        return num_blocks * (VALUE_HEADER_BYTES + tier.block_bytes)
+    with redis.Redis.from_url(valkey().url) as client:
+        return sum(client.strlen(name) for name in client.keys(f"{PREFIX}*"))
 
 
 def make_disk(folder: Path, num_slots: int = 4, **options: object) -> DiskTier:

@@ -16,18 +16,23 @@ from kvtransfer.tiers.base import Placement, StorePlan, Tier, TierChange
 from kvtransfer.tiers.disk import DiskConfig, DiskTier
 from kvtransfer.tiers.host import HostTier
 from kvtransfer.tiers.policies import POLICIES
+from kvtransfer.tiers.remote.tier import RemoteTier
 from tests.kvtransfer.tiers.harness import (
     BLOCK_BYTES,
+    FINGERPRINT,
     KINDS,
     capacity_bytes,
     chain,
     check_all,
     content,
+    damage,
     held,
     key,
     load,
+    make_store,
     make_tier,
     store,
+    used_bytes,
     write_all,
 )
 
@@ -142,14 +147,14 @@ def test_a_failed_store_leaves_its_slots_free(tier: Tier) -> None:
     assert check_all(tier, range(8)) == 4
 
 
-def test_a_damaged_block_is_a_miss_and_is_dropped(tier: Tier) -> None:
+def test_a_damaged_block_is_a_miss_and_is_dropped(tier: Tier, tmp_path: Path) -> None:
     store(tier, 1, 2)
     tier.take_changes()
     placements = tier.prepare_load(chain(1, 2))
     others = tier.prepare_load(chain(1))
     assert placements is not None
     assert others is not None
-    tier._digests[placements[0].slot] = b"\0" * 16  # type: ignore[attr-defined]
+    damage(tier, placements[0], tmp_path)
     buffer = bytearray(BLOCK_BYTES)
     assert not tier.read(placements[0], memoryview(buffer))
     assert tier.read(placements[1], memoryview(buffer))
@@ -218,7 +223,9 @@ def test_a_tier_is_as_large_as_it_was_told_to_the_byte(kind: str, tmp_path: Path
         tier = make_tier_of(kind, tmp_path, num_bytes)
         assert tier.num_slots == num_slots
         store(tier, *range(num_slots))
-        assert used_bytes(kind, tier, tmp_path) <= num_bytes
+        assert used_bytes(tier, tmp_path) <= num_bytes
+        store(tier, *range(10, 10 + num_slots))
+        assert used_bytes(tier, tmp_path) <= num_bytes
         tier.close()
         tier.close()
     with pytest.raises(ConfigError, match="bytes hold no block of 1000 bytes"):
@@ -230,13 +237,9 @@ def test_a_tier_is_as_large_as_it_was_told_to_the_byte(kind: str, tmp_path: Path
 def make_tier_of(kind: str, folder: Path, num_bytes: int) -> Tier:
     if kind == "host":
         return HostTier(num_bytes, BLOCK_BYTES)
-    return DiskTier(DiskConfig(folder, num_bytes, min_frequency=0), BLOCK_BYTES, b"f" * 16)
-
-
-def used_bytes(kind: str, tier: Tier, folder: Path) -> int:
-    if kind == "host":
-        return len(tier._memory.mapping)  # type: ignore[attr-defined]
-    return sum(path.stat().st_size for path in folder.iterdir())
+    if kind == "disk":
+        return DiskTier(DiskConfig(folder, num_bytes, min_frequency=0), BLOCK_BYTES, FINGERPRINT)
+    return RemoteTier(make_store(kind), num_bytes, BLOCK_BYTES, FINGERPRINT)
 
 
 def test_rounds_of_prompts_with_readers_beside_them(tier: Tier) -> None:

@@ -20,16 +20,20 @@ from hypothesis.stateful import (
 
 from core.events import EventKind
 from kvtransfer.tiers.base import BlockKey, Placement, Tier
-from kvtransfer.tiers.host import HostTier
 from kvtransfer.tiers.policies import POLICIES
+from kvtransfer.tiers.remote.tier import RemoteTier
+from kvtransfer.tiers.remote.value import header_of, name_of
 from tests.kvtransfer.tiers.harness import (
+    FINGERPRINT,
     capacity_bytes,
     chain,
     content,
+    damage,
     key,
     make_tier,
     write_all,
 )
+from tests.support.memory_store import MemoryStore
 
 NUMBERS = st.lists(st.integers(0, 9), min_size=1, max_size=4)
 SMALL = 64
@@ -64,6 +68,14 @@ class TierMachine(RuleBasedStateMachine):
         """Keys that a mover may be at."""
         batches = [*self.loads, *self.stores]
         return {placement.key for batch in batches for placement in batch}
+
+    def is_right(self, one: BlockKey) -> bool:
+        """Whether a block must be read as it was written."""
+        return one not in self.damaged
+
+    def is_damaged(self, one: BlockKey) -> bool:
+        """Whether it must be found out to be something else."""
+        return one in self.damaged
 
     def slots(self) -> int:
         """Slots that must be taken."""
@@ -114,17 +126,18 @@ class TierMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def complete_load(self, data: st.DataObject) -> None:
         placements = self.loads.pop(data.draw(st.integers(0, len(self.loads) - 1)))
-        denied = []
+        denied, wrong = [], set()
         for placement in placements:
             buffer = bytearray(SMALL)
+            wrong |= {placement.key} if self.is_damaged(placement.key) else set()
             is_right = self.tier.read(placement, memoryview(buffer))
-            assert is_right == (placement.key not in self.damaged)
+            assert is_right == self.is_right(placement.key)
             if is_right:
                 assert buffer == content(placement.key, SMALL)
             else:
                 denied.append(placement)
         self.tier.complete_load(placements, denied)
-        self.num_damaged += len(self.found & {placement.key for placement in denied})
+        self.num_damaged += len(self.found & wrong)
         self.found -= {placement.key for placement in denied}
         self.damaged &= self.found | self.used()
 
@@ -141,15 +154,7 @@ class TierMachine(RuleBasedStateMachine):
             return
         placements = self.tier.prepare_load([victim])
         assert placements is not None
-        slot = placements[0].slot
-        if isinstance(self.tier, HostTier):
-            self.tier.slot_buffer(slot)[byte] ^= 4
-        else:
-            with (Path(self.folder.name) / "blocks").open("r+b") as file:
-                file.seek(slot * SMALL + byte)
-                flipped = file.read(1)[0] ^ 4
-                file.seek(slot * SMALL + byte)
-                file.write(bytes([flipped]))
+        damage(self.tier, placements[0], Path(self.folder.name), byte)
         self.tier.complete_load(placements)
         self.damaged.add(victim)
 
@@ -206,6 +211,76 @@ class HostMachine(TierMachine):
     KIND = "host"
 
 
+class RemoteMachine(TierMachine):
+    """The same, where the store forgets blocks, and others add some that are found by asking."""
+
+    KIND = "remote"
+
+    def open(self) -> RemoteTier:
+        tier = super().open()
+        assert isinstance(tier, RemoteTier)
+        assert isinstance(tier.store, MemoryStore)
+        self.remote = tier
+        self.server = tier.store.server
+        self.gone: set[BlockKey] = set()  # what was taken from the store, and not by the tier
+        self.others: set[str] = set()  # names of values that other workers stored
+        return tier
+
+    def value(self, one: BlockKey) -> bytes | None:
+        value = self.server.values.get(name_of(FINGERPRINT, one))
+        assert value is not None or one in self.gone or one not in self.found, "who deleted it?"
+        return value
+
+    def is_right(self, one: BlockKey) -> bool:
+        return self.value(one) == right_value(one)
+
+    def is_damaged(self, one: BlockKey) -> bool:
+        return self.value(one) is not None and not self.is_right(one)
+
+    @rule(number=st.integers(0, 9))
+    def another_worker_stores(self, number: int) -> None:
+        name = name_of(FINGERPRINT, key(number))
+        if self.server.put(name, right_value(key(number))):
+            self.others.add(name)
+            self.gone.discard(key(number))
+
+    @holding
+    @rule(data=st.data())
+    def the_store_forgets(self, data: st.DataObject) -> None:
+        victim = data.draw(st.sampled_from(sorted(self.found)))
+        self.server.values.pop(name_of(FINGERPRINT, victim), None)
+        self.gone.add(victim)
+
+    @rule(numbers=st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True))
+    def find(self, numbers: list[int]) -> None:
+        keys = chain(*numbers)
+        names = [name_of(FINGERPRINT, one) for one in keys]
+        num_there = next((i for i, n in enumerate(names) if n not in self.server.values), len(keys))
+        assert self.remote.ask(keys) == num_there
+        keys = keys[:num_there]
+        before, used = set(self.found), self.used()
+        absent = [one for one in keys if one not in before | used]
+        evictable = before - used - set(keys)
+        num_free = self.num_slots - self.slots()
+        noted = absent[: num_free + len(evictable)]
+        self.remote.note_found(keys)
+        self.found = {key(number) for number in range(10) if self.tier.lookup([key(number)])}
+        assert self.found - before == set(noted)
+        assert before - self.found <= evictable
+        assert len(before - self.found) == max(0, len(noted) - num_free)
+
+    @invariant()
+    def what_this_worker_stored_keeps_its_bound(self) -> None:
+        self.others &= self.server.values.keys()
+        num_bytes = self.server.used_bytes() - len(self.others) * len(right_value(key(0)))
+        assert num_bytes <= capacity_bytes("remote", self.num_slots, SMALL)
+
+
+def right_value(one: BlockKey) -> bytes:
+    block = content(one, SMALL)
+    return header_of(name_of(FINGERPRINT, one), memoryview(block)) + block
+
+
 class DiskMachine(TierMachine):
     """The same, and restarts: what was found is found again, and what was under way is not."""
 
@@ -245,4 +320,5 @@ class DiskMachine(TierMachine):
 
 
 TestHostMachine = HostMachine.TestCase
+TestRemoteMachine = RemoteMachine.TestCase
 TestDiskMachine = DiskMachine.TestCase

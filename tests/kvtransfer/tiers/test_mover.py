@@ -16,6 +16,7 @@ from tests.kvtransfer.tiers.harness import (
     KINDS,
     chain,
     content,
+    damage,
     held,
     key,
     make_tier,
@@ -128,9 +129,9 @@ def test_blocks_go_out_and_come_back(engine: Engine) -> None:
     assert buffers == [content(key(3)), content(key(1))]
 
 
-def test_a_damaged_block_is_named_and_the_others_are_read(engine: Engine) -> None:
-    store(engine.tier, 1, 2)
-    engine.tier._digests[0] = b"\0" * 16  # type: ignore[attr-defined]
+def test_a_damaged_block_is_named_and_the_others_are_read(engine: Engine, tmp_path: Path) -> None:
+    plan = store(engine.tier, 1, 2)
+    damage(engine.tier, plan.placements[0], tmp_path)
     buffers = engine.load(1, 2)
     done = engine.take()
     assert isinstance(done, LoadDone)
