@@ -18,6 +18,7 @@ from kvtransfer.tiers.disk_files import FolderInUseError
 from kvtransfer.tiers.fingerprint import fingerprint
 from kvtransfer.tiers.host import HostTier
 from kvtransfer.tiers.mover import PostDone
+from kvtransfer.tiers.remote.open import RemoteConfig, open_remote_tier
 
 MAX_WAITING_BYTES = 64 << 20
 """Most that one tier's stores may keep held in the pool."""
@@ -49,6 +50,9 @@ def open_tiers(
             )
         if config.disk_dir:
             tiers[TierName.DISK] = _open_disk(config, layout.block_bytes, mark)
+        if config.remote_url:
+            remote = RemoteConfig(config.remote_url, config.remote_bytes, config.policy)
+            tiers[TierName.REMOTE] = open_remote_tier(remote, layout.block_bytes, mark)
     except BaseException:
         for tier in tiers.values():
             tier.close()

@@ -116,7 +116,10 @@ class RemoteTier(SlottedTier):
         }
 
     def complete_load(
-        self, placements: Sequence[Placement], damaged: Collection[Placement] = ()
+        self,
+        placements: Sequence[Placement],
+        damaged: Collection[Placement] = (),
+        unread: Collection[Placement] = (),
     ) -> None:
         """See Tier.complete_load. A block that is not there (any more) is dropped and is no damage."""
         for key, slot in damaged:
@@ -125,7 +128,7 @@ class RemoteTier(SlottedTier):
                 self._own.discard(key)  # there is nothing to delete, or it is on its way out
             if fetched in (Fetch.ABSENT, Fetch.AWAY):
                 self.missing_blocks_total += self._drop(key)
-        super().complete_load(placements, damaged)
+        super().complete_load(placements, damaged, unread)
 
     def prepare_store(self, chain: Sequence[BlockKey]) -> StorePlan | None:
         """See Tier.prepare_store. Nothing is stored while the store is away or full."""

@@ -188,3 +188,21 @@ def check_all(tier: Tier, numbers: Sequence[int]) -> int:
     for number in found:
         assert load(tier, [key(number)]) == [content(key(number), tier.block_bytes)]
     return len(found)
+
+
+class Buffers:
+    """Targets of a load that take every block until they are closed, and tell which the mover is inside."""
+
+    def __init__(self, num_blocks: int, block_bytes: int = BLOCK_BYTES) -> None:
+        self.buffers = [bytearray(block_bytes) for _ in range(num_blocks)]
+        self.is_closed = False
+        self.inside: set[int] = set()
+
+    def enter(self, index: int) -> memoryview | None:
+        if self.is_closed:
+            return None
+        self.inside.add(index)
+        return memoryview(self.buffers[index])
+
+    def leave(self, index: int) -> None:
+        self.inside.remove(index)

@@ -13,20 +13,9 @@ from core.events import Tier as TierName
 from kvtransfer.tiers.base import BlockKey, TierChange
 from kvtransfer.tiers.connector import KVConnector, Segment
 from kvtransfer.tiers.mover import AskDone, LoadDone, StoreDone, TierEvent
-from tests.kvtransfer.tiers.harness import BLOCK_BYTES, chain, content, make_tier, store
+from tests.kvtransfer.tiers.harness import BLOCK_BYTES, Buffers, chain, content, make_tier, store
 
 HOST, DISK = TierName.HOST, TierName.DISK
-
-
-class Buffers:
-    def __init__(self, num_blocks: int) -> None:
-        self.buffers = [bytearray(BLOCK_BYTES) for _ in range(num_blocks)]
-
-    def enter(self, index: int) -> memoryview | None:
-        return memoryview(self.buffers[index])
-
-    def leave(self, index: int) -> None:
-        pass
 
 
 class Engine:

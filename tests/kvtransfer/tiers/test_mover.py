@@ -14,6 +14,7 @@ from kvtransfer.tiers.mover import AskDone, LoadDone, StoreDone, TierEvent, Tier
 from tests.kvtransfer.tiers.harness import (
     BLOCK_BYTES,
     KINDS,
+    Buffers,
     chain,
     content,
     damage,
@@ -44,24 +45,6 @@ class Gate:
             return read(placement, block)
 
         tier.write, tier.read = gated_write, noted_read  # type: ignore[method-assign]
-
-
-class Buffers:
-    """Targets that take every block until `close`, and tell which the mover is inside."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self.buffers = [bytearray(BLOCK_BYTES) for _ in range(num_blocks)]
-        self.is_closed = False
-        self.inside: set[int] = set()
-
-    def enter(self, index: int) -> memoryview | None:
-        if self.is_closed:
-            return None
-        self.inside.add(index)
-        return memoryview(self.buffers[index])
-
-    def leave(self, index: int) -> None:
-        self.inside.remove(index)
 
 
 class Engine:

@@ -9,8 +9,9 @@ import pytest
 import redis
 
 from core.errors import ConfigError
+from core.events import Tier as TierName
 from kvtransfer.tiers.base import Placement
-from kvtransfer.tiers.mover import LoadDone, StoreDone, TierMover
+from kvtransfer.tiers.mover import LoadDone, StoreDone, TierEvent, TierMover
 from kvtransfer.tiers.remote import redis_store
 from kvtransfer.tiers.remote.reach import FIRST_PAUSE_S
 from kvtransfer.tiers.remote.redis_store import EXPIRY_MS, PREFIX, RedisStore
@@ -20,6 +21,7 @@ from services.cluster.valkey import ValkeyServer
 from tests.kvtransfer.tiers.harness import (
     BLOCK_BYTES,
     FINGERPRINT,
+    Buffers,
     chain,
     content,
     key,
@@ -216,19 +218,22 @@ def test_a_server_that_dies_in_the_middle_gives_misses_and_works_again(
     clock = Clock()
     with running_valkey(port=0) as server:
         tier = RemoteTier(RedisStore(server.url, clock_s=clock), 1 << 20, BLOCK_BYTES, FINGERPRINT)
-        done: queue.Queue[LoadDone | StoreDone] = queue.Queue()
-        mover = TierMover(tier, done.put, 100 * BLOCK_BYTES)
+        done: queue.Queue[TierEvent] = queue.Queue()
+        mover = TierMover(TierName.REMOTE, tier, done.put, 100 * BLOCK_BYTES)
         store(tier, 1, 2, 3)
         writing = tier.prepare_store(chain(4, 5))
         reading = tier.prepare_load(chain(1, 2, 3))
         assert writing is not None
         assert reading is not None
         server.kill()
-        mover.load(reading, [memoryview(bytearray(BLOCK_BYTES)) for _ in reading])
+        mover.load(1, reading, Buffers(len(reading)))
         blocks = [memoryview(content(placement.key)) for placement in writing.placements]
-        mover.store(writing.placements, blocks)
-        assert done.get(timeout=60) == LoadDone(tuple(reading), tuple(reading))
-        assert done.get(timeout=60) == StoreDone(writing.placements, False)
+        mover.store(2, writing.placements, blocks)
+        read, written = done.get(timeout=60), done.get(timeout=60)
+        assert isinstance(read, LoadDone)
+        assert (read.damaged, read.unread) == (tuple(reading), ())
+        assert isinstance(written, StoreDone)
+        assert (written.placements, written.ok) == (writing.placements, False)
         tier.complete_load(reading, reading)
         tier.complete_store(writing.placements, ok=False)
         assert tier.prepare_store(chain(6)) is not None
