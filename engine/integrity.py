@@ -64,6 +64,7 @@ class IdleCheck:
             "running sequences": scheduler.num_running,
             "waiting sequences": scheduler.num_waiting,
             "arriving sequences": scheduler.num_arriving,
+            "loading sequences": scheduler.num_loading,
             "sessions": scheduler.num_sessions,
             "held blocks": pool.num_held,
             "live permits": pool.life.num_live_permits,

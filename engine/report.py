@@ -67,7 +67,7 @@ class Reporter:
     def _load(self, stats: EngineStats) -> WorkerLoad:
         return WorkerLoad(
             num_running=stats.num_running,
-            num_waiting=stats.num_waiting + stats.num_arriving,
+            num_waiting=stats.num_waiting + stats.num_arriving + stats.num_loading,
             num_free_blocks=stats.num_free_blocks,
             waiting_prefill_tokens=stats.waiting_prefill_tokens,
         )

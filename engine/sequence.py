@@ -114,6 +114,11 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether the sequence waits for its first or its next start here."""
+        return self.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
+
+    @property
     def is_finished(self) -> bool:
         """Whether the sequence has ended."""
         return self.status is SequenceStatus.FINISHED

@@ -137,16 +137,24 @@ class LoadSide:
     # ---- looking up
 
     def look_ahead(self) -> None:
-        """Look up those waiting sequences, in order, for whose prompts there is room together."""
+        """Look up those waiting sequences, in order, for whose prompts there is room beside those in front of them.
+
+        What was loaded for a sequence behind is no hindrance, or the two would wait for each other.
+        """
         self._let_go_of_ended()
-        promised = self._num_promised()
-        for sequence in self._scheduler.to_look_up():
+        promised = 0
+        for sequence in self._scheduler.queued():
             num_tokens = sequence.num_tokens + 1
             needed = self._kv.num_blocks_for(num_tokens)
-            fits = self._kv.fits(sequence, num_tokens)
-            if not fits or (promised and promised + needed > self._pool.num_free):
+            if load := self._loads.get(sequence):
+                promised += needed - len(load.pinned) - len(load.blocks)
+            elif sequence.is_looked_up:
+                promised += needed if sequence in self._ready else 0
+            elif (promised and promised + needed > self._pool.num_free) or not self._kv.fits(
+                sequence, num_tokens
+            ):
                 return
-            if self.look_up(sequence):
+            elif self.look_up(sequence):
                 promised += needed
 
     def look_up(self, sequence: EngineSequence) -> bool:
@@ -337,24 +345,11 @@ class LoadSide:
         return num_positions
 
     def _let_go_of_ended(self) -> None:
-        """Sequences that ended while they were held: their loads serve nobody."""
+        """Sequences that ended while they were held, whose loads serve nobody; and those that have their blocks."""
         for load in list(self._loads.values()):
             if not self._scheduler.is_held(load.sequence):
                 self._close(load)
-
-    def _num_promised(self) -> int:
-        """Blocks that looked-up sequences will take beyond what their loads hold."""
-        self._ready = {s for s in self._ready if s.is_looked_up and not len(s.block_table)}
-        self._ready = {s for s in self._ready if not s.is_finished}
-        waiting = [self._needed(sequence) for sequence in self._ready]
-        loading = [
-            self._needed(load.sequence) - len(load.pinned) - len(load.blocks)
-            for load in self._loads.values()
-        ]
-        return sum(waiting) + sum(loading)
-
-    def _needed(self, sequence: EngineSequence) -> int:
-        return self._kv.num_blocks_for(sequence.num_tokens + 1)
+        self._ready = {s for s in self._ready if s.is_waiting and s.is_looked_up}
 
     def _load_of(self, key: BlockKey) -> _Load | None:
         """The load that is to bring a block, if any."""

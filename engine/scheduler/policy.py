@@ -28,14 +28,18 @@ ORDERS: dict[str, OrderKey] = {"fcfs": _by_arrival, "priority": _by_priority}
 class PolicyQueue:
     """Sequences in policy order. Iterating walks a copy, so members may come and go meanwhile."""
 
-    __slots__ = ("_key", "_members")
+    __slots__ = ("_members", "key")
 
     def __init__(self, key: OrderKey) -> None:
-        self._key = key
+        self.key = key
         self._members: list[Sequence] = []
 
     def __len__(self) -> int:
         return len(self._members)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        index = bisect_left(self._members, self.key(sequence), key=self.key)
+        return index < len(self._members) and self._members[index] is sequence
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._members.copy())
@@ -45,11 +49,11 @@ class PolicyQueue:
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence at its place."""
-        insort(self._members, sequence, key=self._key)
+        insort(self._members, sequence, key=self.key)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a member out."""
-        index = bisect_left(self._members, self._key(sequence), key=self._key)
+        index = bisect_left(self._members, self.key(sequence), key=self.key)
         assert index < len(self._members), "the sequence is not in this queue"
         assert self._members[index] is sequence, "another sequence stands at this one's place"
         del self._members[index]

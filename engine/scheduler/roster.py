@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
+from heapq import merge
 
 from core.ids import BlockId, RequestId
 from engine.kvcache.manager import KVManager
@@ -40,7 +41,7 @@ class Roster:
         self.ready = PolicyQueue(order)
         self.running = PolicyQueue(order)
         self.arriving: set[Sequence] = set()
-        self.loading: set[Sequence] = set()
+        self.loading = PolicyQueue(order)
         self.has_tiers = False
         self.sessions: set[Sequence] = set()
         self._by_request: dict[RequestId, list[Sequence]] = {}
@@ -97,6 +98,11 @@ class Roster:
         self.loading.remove(sequence)
         self.wait(sequence)
 
+    def in_order(self) -> Iterator[Sequence]:
+        """Waiting sequences of this engine's own and those that are loading, in policy order."""
+        queued = merge(self.waiting, self.loading, key=self.waiting.key)
+        return (sequence for sequence in queued if not sequence.is_session)
+
     def make_ready(self, sequence: Sequence) -> None:
         """Queue a sequence that holds all KV of its prompt for a place in the batch."""
         sequence.status = SequenceStatus.READY
@@ -125,8 +131,9 @@ class Roster:
             self.ready.remove(sequence)
         elif sequence.status is SequenceStatus.RUNNING:
             self.running.remove(sequence)
+        elif sequence in self.loading:
+            self.loading.remove(sequence)
         self.arriving.discard(sequence)
-        self.loading.discard(sequence)
 
     # ---- ending
 

@@ -229,10 +229,9 @@ class Scheduler:
         """From now on no sequence of this engine's own starts before it has been looked up (`is_looked_up`)."""
         self._roster.has_tiers = True
 
-    def to_look_up(self) -> list[Sequence]:
-        """Waiting sequences of this engine's own that are to be looked up, in policy order."""
-        waiting = self._roster.waiting
-        return [s for s in waiting if not s.is_looked_up and not s.is_session]
+    def queued(self) -> list[Sequence]:
+        """This engine's own sequences that wait or are held, in policy order."""
+        return list(self._roster.in_order())
 
     def hold(self, sequence: Sequence) -> None:
         """A tier has KV of a waiting sequence without blocks: WAITING_FOR_KV, holding nothing, until `resume`."""
@@ -266,7 +265,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for blocks, a grant or their turn."""
-        return len(self._roster.waiting) + len(self._roster.loading)
+        return len(self._roster.waiting)
 
     @property
     def num_loading(self) -> int:

@@ -108,6 +108,7 @@ class EngineHarness:
                 max_num_seqs=16,
                 max_model_len=512,
                 vocab_size=model.vocab_size,
+                policy=self.config.scheduling_policy,
                 hash_root=self.root if self.config.enable_prefix_caching else None,
             ),
             self.pool,

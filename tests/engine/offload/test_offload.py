@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -339,3 +341,27 @@ def snapshot(harness: EngineHarness) -> dict[Tier, set[bytes]]:
     taken = harness.said.pop()
     assert isinstance(taken, SnapshotTaken)
     return {tier: set(hashes) for tier, hashes in taken.hashes.items()}
+
+
+def test_one_that_overtakes_what_was_loaded_does_not_wait_for_it() -> None:
+    """Both together are more than the pool: the loaded one must not be promised what the other one needs."""
+    values = OffloadConfig(size=4 * MIB)
+    harness = EngineHarness(num_blocks=16, scheduling_policy="priority", offload=values)
+    try:
+        fill(harness, "abcd")
+        reads = Reads(harness)
+        harness.core._offload.loads._compute_s_a_token = 1e6
+        later = replace(make_request("later", PROMPTS["a"]), priority=1)
+        first = replace(make_request("first", [*PROMPTS["e"], *PROMPTS["f"][:60]]), priority=0)
+        harness.inbox.post(AddRequest(later))
+        turn_until(lambda: reads.num_begun == 1, harness)
+        reads.let()
+        while harness.inbox._queue.empty():
+            time.sleep(0.001)
+        harness.inbox.post(AddRequest(first))  # heard in the turn that ends the load
+        for request in (first, later):
+            turn_until(lambda: bool(harness.finish_reasons(request.id)), harness)  # noqa: B023
+            assert [harness.tokens(request.id)] == run_alone(request)
+        turn_until(harness.is_idle, harness)
+    finally:
+        harness.close()
