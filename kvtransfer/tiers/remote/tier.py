@@ -41,7 +41,6 @@ class RemoteTier(SlottedTier):
     """
 
     is_shared = True
-    """Others read and write there too."""
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class RemoteTier(SlottedTier):
         self.found_blocks_total = 0
         self.missing_blocks_total = 0
         self._fingerprint = fingerprint
-        # Blocks that this worker added: those that are held; those that `clear` forgot and left in the store.
+        # Blocks that this worker added: those that are held; those that it knows no more, left in the store.
         self._own: set[BlockKey] = set()
         self._left: dict[BlockKey, None] = {}
         # What movers say of slots: whether a write added a block, how a read failed.
@@ -76,16 +75,13 @@ class RemoteTier(SlottedTier):
     # ---- any thread
 
     def ask(self, chain: Sequence[BlockKey]) -> int:
-        """How many leading blocks of a chain the store has now: a round trip or a few. A hint; 0 while it is away."""
+        """See Tier.ask: a round trip or a few; 0 while the store is away."""
         return self.store.count_leading([self._name(key) for key in chain])
 
     # ---- engine thread
 
     def note_found(self, keys: Sequence[BlockKey]) -> None:
-        """The store was said to have these leading blocks of a chain: they are held from now on.
-
-        Others leave for them; where too much is in use for that, only the first ones are noted.
-        """
+        """See Tier.note_found. Others leave for them; where too much is in use for that, the first ones are noted."""
         fitting = self._fitting(list(dict.fromkeys(keys)))
         plan = super().prepare_store(fitting)
         assert plan is not None, "there was room"
@@ -124,8 +120,10 @@ class RemoteTier(SlottedTier):
         """See Tier.complete_load. A block that is not there (any more) is dropped and is no damage."""
         for key, slot in damaged:
             fetched = self._failed_reads.pop(slot, None)
-            if fetched in (Fetch.ABSENT, Fetch.WRONG):
-                self._own.discard(key)  # there is nothing to delete, or it is on its way out
+            if fetched is Fetch.AWAY and key in self._own:
+                self._left[key] = None  # to be found again when the store is back
+            if fetched is not None:
+                self._own.discard(key)  # or there is nothing to delete, or it is on its way out
             if fetched in (Fetch.ABSENT, Fetch.AWAY):
                 self.missing_blocks_total += self._drop(key)
         super().complete_load(placements, damaged, unread)
@@ -224,7 +222,7 @@ class RemoteTier(SlottedTier):
         self._doom(own)
 
     def _make_way(self, placements: Sequence[Placement]) -> None:
-        """Of what `clear` left in the store, delete what would be written anew, and what is too much with the rest."""
+        """Of what is left in the store, delete what would be written anew, and what is too much with the rest."""
         if not self._left:
             return
         again = [key for key, _ in placements if key in self._left]

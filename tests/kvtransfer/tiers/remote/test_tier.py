@@ -437,7 +437,11 @@ def test_a_store_that_goes_away_in_the_middle_is_a_miss(fleet: Fleet) -> None:
     fleet.clock.now_s += FIRST_PAUSE_S
     assert held(tier, range(5)) == [3]
     store(tier, 5)
-    assert fleet.stored() == [3, 5], "what was dropped is deleted"
+    assert fleet.stored() == [1, 2, 3, 5]
+    assert find(tier, 1, 2) == 2
+    assert check_all(tier, range(6)) == 4
+    store(tier, 6, 7, 8, 9)
+    assert fleet.stored() == [6, 7, 8, 9], "they are still this worker's to delete"
 
 
 def test_a_write_waits_for_no_deletion_that_fails(fleet: Fleet) -> None:
