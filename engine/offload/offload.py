@@ -161,7 +161,7 @@ class Offload:
         ]
         for change in changes:
             for key in change.keys if change.kind is EventKind.REMOVED else ():
-                if not self._connector.find([key]):
+                if not any(self._connector.has(own, key) for own in self._connector.own_names):
                     self._names.forget(key)
         return events
 

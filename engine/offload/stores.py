@@ -112,9 +112,11 @@ class StoreSide:
         if not placements:
             return
         reading = {placement.key: lent[placement.key].block for placement in placements}
+        is_published = name in self._connector.own_names
         for key, block in reading.items():
             self._pool.acquire(block)
-            self._names.note(lent[key].content)
+            if is_published:
+                self._names.note(lent[key].content)
         self._bring_out(reading)
         job = self._connector.new_job()
         self._reading[job] = reading

@@ -101,6 +101,11 @@ class KVConnector:
         return list(self._levels)
 
     @property
+    def own_names(self) -> list[TierName]:
+        """Those that no other worker shares."""
+        return [name for name, level in self._levels.items() if not level.tier.is_shared]
+
+    @property
     def has_shared(self) -> bool:
         """Whether a tier has to be asked over a network."""
         return any(level.tier.is_shared for level in self._levels.values())
