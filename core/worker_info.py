@@ -56,8 +56,8 @@ class WorkerRates:
 
     prefill_tokens_per_s: prompt tokens computed a second.
     decode_step_ms: time of one decode step at batch size 1.
-    load_tokens_per_s: tokens whose KV comes back a second from the nearest tier below the device pool; 0 too where
-        there is none.
+    load_tokens_per_s: tokens whose KV comes back a second from the worker's tiers below its device pool, from the
+        slowest where there are several; 0 too where there is none.
     """
 
     prefill_tokens_per_s: float = 0.0

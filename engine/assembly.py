@@ -145,10 +145,9 @@ def _offload(
 
 
 def _load_rate(connector: KVConnector, layout: KVLayout) -> float:
-    """Tokens a second that the nearest tier gives back; 0 without one."""
-    if not connector.names:
-        return 0.0
-    return connector.bytes_per_s(connector.names[0]) / layout.block_bytes * layout.block_size
+    """Tokens a second that the slowest tier of our own gives back, as measured; 0 without one."""
+    rates = [connector.bytes_per_s(name) for name in connector.own_names]
+    return min(rates, default=0.0) / layout.block_bytes * layout.block_size
 
 
 def _hash_root(config: EngineConfig, identity: KVIdentity) -> HashRoot:

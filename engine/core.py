@@ -323,7 +323,6 @@ class EngineCore:
         self._send(SnapshotTaken(message.query_id, number, self._reporter.published()))
 
     def _reset_prefix_cache(self, message: ResetPrefixCache) -> None:
-        self._pool.reset_prefix_cache()
         self._offload.reset()
 
     def _writer_left(self, event: WriterLeft) -> None:

@@ -60,6 +60,8 @@ class BlockPool:
         self.num_usable = num_blocks - 1
         self._published_group = published_group
         self._references = [0] * num_blocks
+        self._lent: dict[BlockId, int] = {}
+        self._num_lent_queued = 0
         self._queue = FreeQueue(num_blocks)
         self._quarantined: set[BlockId] = set()
         self._content: dict[BlockId, tuple[int, BlockContent]] = {}
@@ -72,7 +74,12 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated now, those with findable content included."""
-        return len(self._queue)
+        return len(self._queue) - self._num_lent_queued
+
+    @property
+    def num_lent(self) -> int:
+        """Blocks that could be allocated if no mover read them."""
+        return self._num_lent_queued
 
     @property
     def num_quarantined(self) -> int:
@@ -87,7 +94,7 @@ class BlockPool:
     @property
     def usage(self) -> float:
         """Share of the allocatable blocks that are not free, in [0, 1]."""
-        return 1.0 - len(self._queue) / self.num_usable
+        return 1.0 - self.num_free / self.num_usable
 
     def references(self, block: BlockId) -> int:
         """Tables that name the block."""
@@ -101,7 +108,7 @@ class BlockPool:
 
     def allocate(self, num_blocks: int) -> list[BlockId] | None:
         """Take blocks from the head of the queue, RESERVED, one reference each; all of them or None."""
-        if num_blocks > len(self._queue):
+        if num_blocks > self.num_free:
             return None
         return [self._take() for _ in range(num_blocks)]
 
@@ -109,6 +116,7 @@ class BlockPool:
         """One more reference; cached content comes out of the queue and back into use."""
         if self._references[block] == 0:
             self._queue.remove(block)
+            self._num_lent_queued -= block in self._lent
             self.life.touch(block)
         self._references[block] += 1
 
@@ -127,26 +135,28 @@ class BlockPool:
             if self.life.state(block) is BlockState.COMMITTED:
                 self.life.rest(block)
                 self._queue.append(block)
+                self._num_lent_queued += block in self._lent
             elif self.life.abort(block) is BlockState.FREE:
                 emptied.append(block)
             else:
                 self._quarantined.add(block)
         self._queue.prepend(emptied)
 
-    def give_back(self, blocks: Iterable[BlockId]) -> None:
-        """`release` of blocks that were acquired on their way out: content that nobody holds is evicted next.
+    def lend(self, block: BlockId) -> None:
+        """A mover reads a committed or cached block: until as many `take_back`s it is not allocated anew.
 
-        Such a block stands right behind those without content, in front of any given before it: give a chain head
-        first.
+        No reference, and no use: the block keeps its place in the order of eviction, where it is passed over.
         """
-        for block in blocks:
-            if self._references[block] > 1 or block not in self._content:
-                self.release([block])
-                continue
-            self._references[block] = 0
-            self.life.rest(block)
-            first = next((other for other in self._queue if other in self._content), None)
-            self._queue.insert_before(block, first)
+        assert block in self._content, f"block {block} has no content to be read"
+        self._lent[block] = self._lent.get(block, 0) + 1
+        self._num_lent_queued += self._lent[block] == 1 and block in self._queue
+
+    def take_back(self, block: BlockId) -> None:
+        """A mover is done with a block of a `lend`."""
+        self._lent[block] -= 1
+        if not self._lent[block]:
+            del self._lent[block]
+            self._num_lent_queued -= block in self._queue
 
     def settle(self, block: BlockId) -> bool:
         """Take a block back from quarantine if its last writer has left; whether that happened."""
@@ -255,6 +265,8 @@ class BlockPool:
         assert self.life.state(NULL_BLOCK) is BlockState.FREE, "the null block is in use"
         assert NULL_BLOCK not in self._content, "the null block has content"
         self._check_copies()
+        lent = sum(block in self._queue for block in self._lent)
+        assert lent == self._num_lent_queued, f"{lent} blocks lent, {self._num_lent_queued} counted"
         if tables is not None:
             self._check_references(tables)
 
@@ -308,7 +320,11 @@ class BlockPool:
             assert ours == theirs, f"block {index}: {ours} references, {theirs} holders"
 
     def _take(self) -> BlockId:
-        block = self._queue.pop_head()
+        if self._num_lent_queued:
+            block = next(block for block in self._queue if block not in self._lent)
+            self._queue.remove(block)
+        else:
+            block = self._queue.pop_head()
         if block in self._content:
             self.life.evict(block)
             self._forget(block)

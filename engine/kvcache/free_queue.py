@@ -63,10 +63,6 @@ class FreeQueue:
             self._insert(before, block)
             before = block
 
-    def insert_before(self, block: BlockId, after: BlockId | None) -> None:
-        """Put a block in front of another one, or at the tail for None."""
-        self._insert(self._previous[0 if after is None else after], block)
-
     def check_integrity(self) -> None:
         """Assert that the links agree with each other and with the count."""
         seen = [0, *self]

@@ -30,7 +30,7 @@ from engine.scheduler.scheduler import Scheduler
 from engine.sequence import Sequence as EngineSequence
 from kvtransfer.events import PostEvent
 from kvtransfer.tiers.base import BlockKey
-from kvtransfer.tiers.connector import KVConnector, Segment
+from kvtransfer.tiers.connector import KVConnector, Segment, head_of
 from kvtransfer.tiers.mover import AskDone, LoadDone
 
 PATIENCE_MS = 10.0
@@ -111,14 +111,15 @@ class LoadSide:
         self._loads: dict[EngineSequence, _Load] = {}
         self._by_job: dict[int, _Load] = {}
         self._ready: set[EngineSequence] = set()
+        self._questions: set[int] = set()
         self.counters = LoadCounters()
 
     # ---- what there is
 
     @property
     def num_open(self) -> int:
-        """Loads under way, and jobs of loads that are over which movers have not answered."""
-        return len(self._loads) + len(self._by_job)
+        """Loads under way, and jobs that movers have not answered."""
+        return len(self._loads) + len(self._by_job.keys() | self._questions)
 
     @property
     def num_permits(self) -> int:
@@ -177,15 +178,27 @@ class LoadSide:
         load = _Load(sequence, contents, first, keys)
         return self._ask(load) or self._begin(load)
 
+    def reclaim(self) -> bool:
+        """Somebody who runs lacks a block: end the last load in order, with what has come; whether there was one."""
+        loads = [load for load in self._loads.values() if load.blocks]
+        if not loads:
+            return False
+        self._finish(max(loads, key=lambda load: self._scheduler.order_of(load.sequence)))
+        return True
+
+    def drop(self) -> None:
+        """End every load, and keep nothing of it."""
+        for load in list(self._loads.values()):
+            load.is_good = [False] * len(load.is_good)
+            self._finish(load)
+
     # ---- ends of jobs
 
     def ask_done(self, event: AskDone) -> None:
         """The shared store has answered; its tier has noted it."""
-        entry = self._by_job.pop(event.job, None)
-        if entry is None:
-            return
-        load = entry
-        if self._loads.get(load.sequence) is load and load.is_asking:
+        self._questions.discard(event.job)
+        load = self._by_job.pop(event.job, None)
+        if load is not None and load.is_asking:
             self._go_on(load)
 
     def load_done(self, event: LoadDone) -> None:
@@ -222,8 +235,10 @@ class LoadSide:
 
     def _ask(self, load: _Load) -> bool:
         """Ask a shared store where our own tiers do not have all; whether the sequence waits for the answer."""
+        if not self._connector.has_shared or self._questions - self._by_job.keys():
+            return False  # none, or one that has not answered a question that was given up
         known = sum(len(segment.keys) for segment in self._connector.find(load.keys))
-        if known == len(load.keys) or not self._connector.has_shared:
+        if known == len(load.keys):
             return False
         job = self._connector.new_job()
         load.is_asking = True
@@ -231,16 +246,20 @@ class LoadSide:
         load.due_ms = monotonic_ms() + 1e3 * ASK_SHARE * tokens * self._compute_s_a_token
         self._open(load)
         self._by_job[job] = load
-        self._connector.ask(job, load.keys[known:])
+        self._questions.add(job)
+        self._connector.ask(job, load.keys[known:], lambda: load.is_asking)
         return True
 
     def _go_on(self, load: _Load) -> None:
-        """With what the shared store has said, or without it."""
-        del self._loads[load.sequence]
-        load.is_asking = False
+        """With what the shared store has said, or without it. Those that follow go on too: together, if it loads."""
+        followers, load.followers = load.followers, []
+        self._close(load)
         if self._scheduler.is_held(load.sequence):
             self._scheduler.resume(load.sequence)
-            self._begin(load)
+            if self._begin(load):
+                load.followers = followers
+                return
+        self._release_followers(followers)
 
     def _begin(self, load: _Load) -> bool:
         """Take blocks and have them filled; whether there is anything to wait for."""
@@ -276,7 +295,7 @@ class LoadSide:
         declined = found[len(chosen) :]
         self.counters.declined += sum(self._num_tokens(segment.keys) for segment in declined)
         self._connector.look_again(declined)
-        return _cut(chosen, self._num_allowed(), self._kv.num_groups)
+        return head_of(chosen, self._num_allowed(), self._kv.num_groups)
 
     def _num_allowed(self) -> int:
         """Blocks that loads may take beside those held already; without any, one load may take what it likes."""
@@ -316,8 +335,11 @@ class LoadSide:
                 self._ready.add(load.sequence)
 
     def _close(self, load: _Load) -> int:
-        """End a load; how many positions it brought."""
+        """End a load, or its question; how many positions it brought."""
         del self._loads[load.sequence]
+        if load.is_asking:
+            load.is_asking = False
+            self._by_job = {job: other for job, other in self._by_job.items() if other is not load}
         num_good = 0
         if load.permit is not None:
             self._life.revoke(load.permit)
@@ -325,11 +347,15 @@ class LoadSide:
             num_good = self._commit(load)
             self._pool.release(reversed([*load.pinned, *load.blocks]))
             load.pinned, load.blocks = [], []
-        for follower in load.followers:
+        self._release_followers(load.followers)
+        return num_good
+
+    def _release_followers(self, followers: Sequence[EngineSequence]) -> None:
+        """Whoever waited for another one's load is looked up again."""
+        for follower in followers:
             if self._scheduler.is_held(follower):
                 follower.is_looked_up = False
                 self._scheduler.resume(follower)
-        return num_good
 
     def _commit(self, load: _Load) -> int:
         """Commit the head that came without a gap; how many positions it has."""
@@ -360,17 +386,3 @@ class LoadSide:
 
     def _num_tokens(self, keys: Sequence[BlockKey]) -> int:
         return len(keys) // self._kv.num_groups * self._kv.block_size
-
-
-def _cut(segments: Sequence[Segment], num_blocks: int, num_groups: int) -> list[Segment]:
-    """The head of the segments that has no more than so many blocks, and all groups of each position."""
-    left = num_blocks // num_groups * num_groups
-    whole = sum(len(segment.keys) for segment in segments) // num_groups * num_groups
-    left = min(left, whole)
-    kept: list[Segment] = []
-    for segment in segments:
-        if left <= 0:
-            break
-        kept.append(segment._replace(keys=segment.keys[:left]))
-        left -= len(segment.keys)
-    return kept

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from core.block_hash import BlockHash
 from engine.kvcache.chain import BlockContent
 from kvtransfer.tiers.base import BlockKey
+from kvtransfer.tiers.connector import KVConnector
 
 PUBLISHED_GROUP = 0
 
@@ -25,9 +26,10 @@ class BlockNames:
         if len(content.hashes) > 1:
             self._inner[content.key] = content.hashes
 
-    def forget(self, key: BlockKey) -> None:
-        """No tier has the block any more."""
-        self._inner.pop(key.hash, None)
+    def forget_unless(self, key: BlockKey, connector: KVConnector) -> None:
+        """A tier has a block no more: forget it unless another one of our own has it."""
+        if not any(connector.has(name, key) for name in connector.own_names):
+            self._inner.pop(key.hash, None)
 
     def hashes(self, keys: Iterable[BlockKey]) -> tuple[BlockHash, ...]:
         """All hashes of blocks of the published group, in order."""

@@ -58,12 +58,15 @@ class Offload:
         self.stores = StoreSide(connector, self._pool, storage, self._names, lazy_blocks)
         self._restored = connector.held()
         if connector.names:
-            scheduler.use_tiers()
+            scheduler.use_tiers(self)
 
     # ---- requests
 
     def begin(self, sequence: Sequence) -> None:
-        """A request begins: it uses its whole chain in every tier, and what the pool has of it is offered to them."""
+        """A request begins: it uses its whole chain in every tier.
+
+        What the pool has of it is offered to them, unless they wait for what leaves it.
+        """
         if not self._connector.names:
             return
         kv = self._scheduler.kv
@@ -71,6 +74,8 @@ class Offload:
         contents = kv.contents(sequence)
         groups = range(kv.num_groups)
         self._connector.touch([BlockKey(c.key, group) for c in contents for group in groups])
+        if self.stores.is_lazy:
+            return
         matched = kv.matched(sequence)
         self.stores.offer(
             [
@@ -100,6 +105,15 @@ class Offload:
         """Whether blocks of the pool are read from, or written to, by a mover of tiers."""
         return bool(self.loads.num_open or self.stores.num_open)
 
+    def reclaim(self) -> bool:
+        """See Lender.reclaim: the last load ends, with what has come."""
+        return self.loads.reclaim()
+
+    @property
+    def is_lending(self) -> bool:
+        """See Lender.is_lending: what only stores keep from being used comes back when it is written."""
+        return self._pool.num_lent > 0
+
     def before_step(self) -> None:
         """Sequences whose turn is near are looked up."""
         if self._connector.names:
@@ -113,12 +127,17 @@ class Offload:
         self.stores.look()
 
     def held_blocks(self) -> Iterator[list[BlockId]]:
-        """Blocks of the pool that are held for movers of tiers, for each holder."""
+        """Blocks of the pool that loads hold, for each of them."""
         yield from self.loads.held_blocks()
-        yield from self.stores.held_blocks()
 
     def reset(self) -> None:
-        """Drop what is not in use in the tiers of our own."""
+        """Drop what is not in use in the pool and in tiers of our own, and what was known of a shared one.
+
+        What is on its way in either direction is given up: nothing from before comes back.
+        """
+        self.loads.drop()
+        self.stores.reset()
+        self._pool.reset_prefix_cache()
         self._connector.clear()
 
     def close(self) -> None:
@@ -135,8 +154,13 @@ class Offload:
             if keys
         ]
         self._restored = {}
-        for name, changes in self._connector.take_changes().items():
+        changed = self._connector.take_changes()
+        for name, changes in changed.items():
             events += self._events_of(name, changes)
+        for changes in changed.values():
+            for change in changes:
+                for key in change.keys if change.kind is EventKind.REMOVED else ():
+                    self._names.forget_unless(key, self._connector)
         return events
 
     def published(self) -> dict[Tier, list[BlockHash]]:
@@ -154,16 +178,11 @@ class Offload:
     def _events_of(self, name: Tier, changes: list[TierChange]) -> list[CacheEvent]:
         if not len(self._connector.tier(name)):
             return [CacheEvent(EventKind.CLEARED, name)]  # whatever came and went before
-        events = [
+        return [
             CacheEvent(change.kind, name, hashes)
             for change in changes
             if (hashes := self._names.hashes(change.keys))
         ]
-        for change in changes:
-            for key in change.keys if change.kind is EventKind.REMOVED else ():
-                if not any(self._connector.has(own, key) for own in self._connector.own_names):
-                    self._names.forget(key)
-        return events
 
     def _load_done(self, event: LoadDone) -> None:
         self._connector.load_done(event)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from kvtransfer.tiers.base import BlockKey, Tier
 from kvtransfer.tiers.connector import KVConnector
 from kvtransfer.tiers.disk import DiskConfig, DiskTier
 from kvtransfer.tiers.disk_files import FolderInUseError
-from kvtransfer.tiers.fingerprint import fingerprint
+from kvtransfer.tiers.fingerprint import FINGERPRINT_BYTES, fingerprint
 from kvtransfer.tiers.host import HostTier
 from kvtransfer.tiers.mover import PostDone
 from kvtransfer.tiers.remote.open import RemoteConfig, open_remote_tier
@@ -58,7 +60,7 @@ def open_tiers(
             tier.close()
         raise
     share = num_blocks * layout.block_bytes // (POOL_SHARE * max(1, len(tiers)))
-    rates = {TierName.HOST: _measure_host(layout)} if TierName.HOST in tiers else {}
+    rates = {n: _measure(n, config, layout) for n, tier in tiers.items() if not tier.is_shared}
     for name, tier in tiers.items():
         logger.info(
             "%s tier: %d blocks of %d, %d held", name, tier.num_slots, tier.block_bytes, len(tier)
@@ -80,20 +82,41 @@ def _open_disk(config: OffloadConfig, block_bytes: int, mark: bytes) -> DiskTier
     )
 
 
-def _measure_host(layout: KVLayout) -> float:
-    """Bytes a second that a host tier gives back and verifies: a few blocks, on memory of their own."""
+def _measure(name: TierName, config: OffloadConfig, layout: KVLayout) -> float:
+    """Bytes a second that a tier of our own gives back and verifies: a few blocks, in a place of their own."""
     size = layout.block_bytes
-    tier = HostTier(2 * _PROBE_BLOCKS * (size + 4096), size)
+    if name is TierName.HOST:
+        return _read_rate(HostTier(2 * _PROBE_BLOCKS * (size + 4096), size))
+    with tempfile.TemporaryDirectory(prefix="probe-", dir=config.disk_dir) as folder:
+        disk = DiskConfig(Path(folder), 2 * _PROBE_BLOCKS * (size + 4096), min_frequency=0)
+        return _read_rate(DiskTier(disk, size, bytes(FINGERPRINT_BYTES)), Path(folder) / "blocks")
+
+
+def _read_rate(tier: Tier, file: Path | None = None) -> float:
+    """file: what is to be read from the disk and not from memory."""
     try:
         chain = [BlockKey(BlockHash(bytes([number] * 16))) for number in range(_PROBE_BLOCKS)]
-        buffer = memoryview(bytearray(size))
+        buffer = memoryview(bytearray(tier.block_bytes))
         plan = tier.prepare_store(chain)
         assert plan is not None, "an empty tier has room"
         for placement in plan.placements:
             tier.write(placement, buffer)
+        if file is not None:
+            _leave_memory(file)
         started = time.perf_counter()
+        tier.expect(plan.placements)
         for placement in plan.placements:
             tier.read(placement, buffer)
-        return len(chain) * size / (time.perf_counter() - started)
+        return len(chain) * tier.block_bytes / (time.perf_counter() - started)
     finally:
         tier.close()
+
+
+def _leave_memory(file: Path) -> None:
+    """Have the kernel forget what it knows of a file."""
+    descriptor = os.open(file, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)

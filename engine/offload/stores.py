@@ -1,7 +1,7 @@
 """KV on its way from the pool to the tiers.
 
 Eager: blocks go as they are committed. Lazy: blocks go when few allocations stand between them and eviction. Either
-way a block is held in the pool until every mover that reads it is done, so its bytes cannot change under a mover.
+way a block is lent until every mover that reads it is done, so its bytes cannot change under a mover.
 What a tier has no room for yet waits its turn, unpinned: it is stored if it is still there then. A chain that is
 used again is offered again. Engine thread only; never waits.
 """
@@ -48,14 +48,14 @@ class StoreSide:
             pool.note_committed()
 
     @property
+    def is_lazy(self) -> bool:
+        """Whether only what is about to be evicted goes down."""
+        return bool(self._lazy_blocks)
+
+    @property
     def num_open(self) -> int:
         """Stores that movers have not answered."""
         return len(self._reading)
-
-    def held_blocks(self) -> Iterator[list[BlockId]]:
-        """The blocks that each store holds."""
-        for blocks in self._reading.values():
-            yield list(blocks.values())
 
     def look(self) -> None:
         """Send down what is new, or about to be lost, and what has waited."""
@@ -78,54 +78,54 @@ class StoreSide:
     def done(self, event: StoreDone) -> None:
         """A mover reads these blocks no more."""
         reading = self._reading[event.job]
-        blocks = [reading.pop(placement.key) for placement in event.placements]
+        for placement in event.placements:
+            self._pool.take_back(reading.pop(placement.key))
+            if not event.ok:
+                self._names.forget_unless(placement.key, self._connector)
         if not reading:
             del self._reading[event.job]
-        if self._lazy_blocks:
-            self._pool.give_back(blocks)
-        else:
-            self._pool.release(reversed(blocks))
+
+    def reset(self) -> None:
+        """Nothing of what waits goes down."""
+        for waiting in self._waiting.values():
+            waiting.clear()
 
     def _near_eviction(self) -> list[HeldContent]:
         """What has come near eviction since the last look. Once is enough: a tier may have refused or lost it since."""
         near = self._pool.next_evicted(self._lazy_blocks)
         new = [held for held in near if self._near.get(held.block) != held.content]
-        being_read = {block for blocks in self._reading.values() for block in blocks.values()}
-        kept = {block: c for block, c in self._near.items() if block in being_read}
-        self._near = kept | {held.block: held.content for held in near}
+        self._near = {held.block: held.content for held in near}
         return new
 
     def _store_some(self, name: Tier, waiting: dict[BlockKey, HeldContent], room: int) -> None:
         """Those that wait longest, as many as there is room for, and are still in the pool."""
         chosen: list[HeldContent] = []
-        for key in list(waiting):
-            held = waiting.pop(key)
+        while waiting and len(chosen) < room:
+            held = waiting.pop(next(iter(waiting)))
             if self._pool.holds(held):
                 chosen.append(held)
-                if len(chosen) == room:
-                    break
         for run in _chains(chosen):
             self._store(name, {BlockKey(held.content.key, held.group): held for held in run})
 
-    def _store(self, name: Tier, lent: dict[BlockKey, HeldContent]) -> None:
-        placements = self._connector.plan_store(name, list(lent))
+    def _store(self, name: Tier, held: dict[BlockKey, HeldContent]) -> None:
+        placements = self._connector.plan_store(name, list(held))
         if not placements:
             return
-        reading = {placement.key: lent[placement.key].block for placement in placements}
         is_published = name in self._connector.own_names
+        reading = {placement.key: held[placement.key].block for placement in placements}
         for key, block in reading.items():
-            self._pool.acquire(block)
+            self._pool.lend(block)
             if is_published:
-                self._names.note(lent[key].content)
+                self._names.note(held[key].content)
         self._bring_out(reading)
         job = self._connector.new_job()
         self._reading[job] = reading
         self._connector.store(name, job, placements, [self._bytes_of(b) for b in reading.values()])
 
-    def _bring_out(self, blocks: dict[BlockKey, BlockId]) -> None:
+    def _bring_out(self, reading: dict[BlockKey, BlockId]) -> None:
         """Where kernels use another memory than movers, copy the blocks to the latter."""
         for group, spec in enumerate(self._storage.layout.groups):
-            ids = [block for key, block in blocks.items() if key.group == group]
+            ids = [block for key, block in reading.items() if key.group == group]
             if ids:
                 self._storage.bring_out(group, ids, 0, len(spec.layers))
 

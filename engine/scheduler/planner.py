@@ -58,14 +58,28 @@ class StepPlanner:
     def _run(self, sequence: Sequence) -> None:
         """Plan the next tokens of a running sequence; the last in order give way until there are blocks."""
         num_tokens = self._num_next_tokens(sequence)
-        while not self._kv.prepare_write(sequence, num_tokens, self._output.copies):
+        while not self._prepare(sequence, num_tokens):
             # Decodes go first, in policy order, and chunks need no blocks: so the last in order is the one that
             # asks, or one that is not in this step yet.
             victim = next(s for s in reversed(self._roster.running) if not s.is_session)
+            if victim is sequence and self._is_lent():
+                return  # to wait for movers is shorter than to begin anew
             self._preempt(victim)
             if victim is sequence:
                 return
         self._add_item(sequence, num_tokens)
+
+    def _prepare(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Make the next tokens writable; loads for those who wait give way to whoever runs."""
+        lender = self._roster.lender
+        while not self._kv.prepare_write(sequence, num_tokens, self._output.copies):
+            if lender is None or not lender.reclaim():
+                return False
+        return True
+
+    def _is_lent(self) -> bool:
+        """Whether movers hold blocks that come back by themselves."""
+        return self._roster.lender is not None and self._roster.lender.is_lending
 
     def _preempt(self, victim: Sequence) -> None:
         self._roster.preempt(victim)
@@ -97,8 +111,8 @@ class StepPlanner:
         for sequence in self._roster.ready:
             if not self._has_place() or len(running) >= self._max_seqs:
                 return
-            if not self._kv.prepare_write(sequence, 1, self._output.copies):
-                if not len(running):
+            if not self._prepare(sequence, 1):
+                if not len(running) and not self._is_lent():
                     # Nobody runs, so nobody will free a block: the last of those that came gives way.
                     self._preempt(next(reversed(self._roster.ready)))
                 return
@@ -128,7 +142,7 @@ class StepPlanner:
         """Whether a waiting sequence has, or now got, blocks for its prompt. blocked: an earlier one lacks them."""
         if sequence.is_session:
             return sequence.gate is Gate.OPEN
-        if blocked or (self._roster.has_tiers and not sequence.is_looked_up):
+        if blocked or (self._roster.lender is not None and not sequence.is_looked_up):
             return False  # who has not been looked up yet lacks room even for that
         if not self._kv.take_all(sequence, sequence.num_tokens + 1):
             return False

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from heapq import merge
+from typing import Protocol
 
 from core.ids import BlockId, RequestId
 from engine.kvcache.manager import KVManager
@@ -24,6 +25,20 @@ from engine.scheduler.counters import SchedulerCounters
 from engine.scheduler.policy import ORDERS, PolicyQueue
 from engine.scheduler.stopping import check_stop
 from engine.sequence import Sequence, SequenceStatus
+
+
+class Lender(Protocol):
+    """Who holds blocks for movers, beside the sequences."""
+
+    def reclaim(self) -> bool:
+        """Give up what can be given up at once, if anything; whether there was something."""
+        ...
+
+    @property
+    def is_lending(self) -> bool:
+        """Whether more will come back by itself, soon."""
+        ...
+
 
 _QUEUED = (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
 
@@ -42,7 +57,7 @@ class Roster:
         self.running = PolicyQueue(order)
         self.arriving: set[Sequence] = set()
         self.loading = PolicyQueue(order)
-        self.has_tiers = False
+        self.lender: Lender | None = None
         self.sessions: set[Sequence] = set()
         self._by_request: dict[RequestId, list[Sequence]] = {}
         self._num_arrivals = 0

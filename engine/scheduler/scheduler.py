@@ -9,7 +9,7 @@ while no step runs. Never touches tensors, nor token values beyond the stop rule
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 
 from core.ids import BlockId, RequestId
@@ -22,7 +22,7 @@ from engine.scheduler.config import SchedulerConfig
 from engine.scheduler.counters import SchedulerCounters
 from engine.scheduler.output import SchedulerOutput, SequenceUpdate, make_updates
 from engine.scheduler.planner import StepPlanner
-from engine.scheduler.roster import Roster
+from engine.scheduler.roster import Lender, Roster
 from engine.scheduler.sessions import Sessions
 from engine.scheduler.stopping import ABORT
 from engine.sequence import Gate, Sequence, SequenceStatus
@@ -225,13 +225,20 @@ class Scheduler:
 
     # ---- tiers: KV that comes back from below the pool
 
-    def use_tiers(self) -> None:
-        """From now on no sequence of this engine's own starts before it has been looked up (`is_looked_up`)."""
-        self._roster.has_tiers = True
+    def use_tiers(self, lender: Lender) -> None:
+        """From now on no sequence of this engine's own starts before it has been looked up (`is_looked_up`).
 
-    def queued(self) -> list[Sequence]:
+        lender: gives way before anybody who runs does.
+        """
+        self._roster.lender = lender
+
+    def queued(self) -> Iterator[Sequence]:
         """This engine's own sequences that wait or are held, in policy order."""
-        return list(self._roster.in_order())
+        return self._roster.in_order()
+
+    def order_of(self, sequence: Sequence) -> tuple[int, ...]:
+        """A sequence's place in policy order: the lower goes first."""
+        return self._roster.waiting.key(sequence)
 
     def hold(self, sequence: Sequence) -> None:
         """A tier has KV of a waiting sequence without blocks: WAITING_FOR_KV, holding nothing, until `resume`."""

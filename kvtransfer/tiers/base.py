@@ -95,7 +95,7 @@ class TierCounters:
 
 
 class Tier(ABC):
-    """A bounded store of blocks. Engine thread, except for `read` and `write`."""
+    """A bounded store of blocks. Engine thread, except for `ask`, `expect`, `read` and `write`."""
 
     block_bytes: int
     num_slots: int

@@ -8,7 +8,7 @@ Engine thread only; ends of jobs come back through `post` and are given to `load
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
@@ -200,11 +200,13 @@ class KVConnector:
 
     # ---- jobs
 
-    def ask(self, job: int, chain: Sequence[BlockKey]) -> None:
-        """Ask the shared tier for a chain; answered by AskDone."""
+    def ask(
+        self, job: int, chain: Sequence[BlockKey], is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Ask the shared tier for a chain; answered by AskDone. is_wanted: see TierMover.ask."""
         for level in self._levels.values():
             if level.tier.is_shared:
-                level.mover.ask(job, chain)
+                level.mover.ask(job, chain, is_wanted)
                 return
 
     def load(self, job: int, segment: Segment, targets: LoadTargets) -> None:
@@ -237,8 +239,9 @@ class KVConnector:
         level.tier.complete_load(event.placements, event.damaged, event.unread)
         level.num_loading_blocks -= len(event.placements)
         level.seconds.load_seconds_total += event.seconds
-        num_read = len(event.placements) - len(event.unread)
-        level.rate.note(num_read * level.tier.block_bytes, event.seconds)
+        num_good = len(event.placements) - len(event.unread) - len(event.damaged)
+        if num_good:  # what is missing or damaged may be told at once, or late
+            level.rate.note(num_good * level.tier.block_bytes, event.seconds)
 
     def store_done(self, event: StoreDone) -> None:
         """The second half of a store."""
@@ -267,13 +270,26 @@ class KVConnector:
         return {name: level.tier.keys() for name, level in levels if not level.tier.is_shared}
 
     def clear(self) -> None:
-        """Give up every block in the tiers of our own."""
+        """Give up every block in the tiers of our own, and what is known of a shared one, which keeps them."""
         for level in self._levels.values():
-            if not level.tier.is_shared:
-                level.tier.clear()
+            level.tier.clear()
 
     def close(self) -> None:
         """End the movers, then the tiers. What was under way is answered, but nobody needs to hear. Idempotent."""
         for level in self._levels.values():
             level.mover.stop()
             level.tier.close()
+
+
+def head_of(segments: Sequence[Segment], num_blocks: int, num_groups: int) -> list[Segment]:
+    """The head of the segments that has no more than so many blocks, `num_groups` for each position."""
+    left = num_blocks // num_groups * num_groups
+    whole = sum(len(segment.keys) for segment in segments) // num_groups * num_groups
+    left = min(left, whole)
+    kept: list[Segment] = []
+    for segment in segments:
+        if left <= 0:
+            break
+        kept.append(segment._replace(keys=segment.keys[:left]))
+        left -= len(segment.keys)
+    return kept

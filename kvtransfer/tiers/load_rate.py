@@ -31,12 +31,11 @@ class LoadRate:
         return self._clock() - self._noted_at > STALE_S
 
     def note(self, num_bytes: int, seconds: float) -> None:
-        """So many bytes took so long."""
+        """So many bytes, at least one, took so long."""
         self._noted_at = self._clock()
-        if num_bytes > 0:
-            seconds_a_byte = max(seconds, 1e-9) / num_bytes
-            mean = _WEIGHT * seconds_a_byte + (1.0 - _WEIGHT) / self.bytes_per_s
-            self.bytes_per_s = 1.0 / mean
+        seconds_a_byte = max(seconds, 1e-9) / num_bytes
+        mean = _WEIGHT * seconds_a_byte + (1.0 - _WEIGHT) / self.bytes_per_s
+        self.bytes_per_s = 1.0 / mean
 
     def seconds_for(self, num_bytes: int) -> float:
         """How long so many bytes would take."""

@@ -90,6 +90,7 @@ class _Store(NamedTuple):
 class _Question(NamedTuple):
     job: int
     chain: tuple[BlockKey, ...]
+    is_wanted: Callable[[], bool]
 
 
 class TierMover:
@@ -134,9 +135,11 @@ class TierMover:
         with self._changed:
             return self._max_waiting_blocks - self._num_waiting_blocks
 
-    def ask(self, job: int, chain: Sequence[BlockKey]) -> None:
-        """Ask the store itself how much of a chain it has."""
-        self._put(self._urgent, _Question(job, tuple(chain)))
+    def ask(
+        self, job: int, chain: Sequence[BlockKey], is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Ask the store itself how much of a chain it has. is_wanted: whether still, asked here before the store is."""
+        self._put(self._urgent, _Question(job, tuple(chain), is_wanted))
 
     def load(self, job: int, placements: Sequence[Placement], targets: LoadTargets) -> None:
         """Fill a target for each placement of a `prepare_load`, in order."""
@@ -220,7 +223,7 @@ class TierMover:
 
     def _do_ask(self, job: _Question) -> None:
         try:
-            num_found = self._tier.ask(job.chain)
+            num_found = self._tier.ask(job.chain) if job.is_wanted() else 0
         except Exception:
             logger.exception("%s tier: the store cannot be asked", self._name)
             num_found = 0
@@ -228,19 +231,21 @@ class TierMover:
 
     def _do_load(self, job: _Load) -> None:
         damaged: list[Placement] = []
-        unread: list[Placement] = []
+        unread = list(job.placements)
         started = time.perf_counter()
-        self._tier.expect(job.placements)
-        for index, placement in enumerate(job.placements):
-            block = None if self._is_stopped else job.targets.enter(index)
-            if block is None:
-                unread.append(placement)
-                continue
-            try:
-                if not self._is_read(placement, block):
-                    damaged.append(placement)
-            finally:
-                job.targets.leave(index)
+        try:
+            self._tier.expect(job.placements)
+            for index, placement in enumerate(job.placements):
+                if self._is_stopped or (block := job.targets.enter(index)) is None:
+                    continue
+                unread.remove(placement)
+                try:
+                    if not self._is_read(placement, block):
+                        damaged.append(placement)
+                finally:
+                    job.targets.leave(index)
+        except Exception:  # whatever it is, the load has to be answered
+            logger.exception("%s tier: blocks cannot be loaded", self._name)
         seconds = time.perf_counter() - started
         done = LoadDone(self._name, job.job, job.placements, tuple(damaged), tuple(unread), seconds)
         self._post(done)

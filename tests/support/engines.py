@@ -197,6 +197,7 @@ class EngineHarness:
                 stats.num_running,
                 stats.num_waiting,
                 stats.num_arriving,
+                self.scheduler.num_loading,
                 self.pool.num_held,
                 self.pool.num_quarantined,
                 stats.num_open_sessions,

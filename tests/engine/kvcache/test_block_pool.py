@@ -295,24 +295,45 @@ def test_what_would_be_evicted_next_is_told_in_that_order() -> None:
     assert not pool.holds(HeldContent(2, 0, parent))
 
 
-def test_what_is_given_back_is_evicted_next_but_after_what_is_empty() -> None:
-    pool = make_pool(6)
-    blocks = store_chain(pool, 0, 1, 2)
-    pool.release(blocks[::-1])  # 4 5 6 3 2 1
-    for block in blocks[1:]:
-        pool.acquire(block)
-    pool.give_back([blocks[1], blocks[2]])
-    assert pool.free_order() == [4, 5, 6, 3, 2, 1]
-    assert states(pool, blocks) == [BlockState.CACHED] * 3
-    pool.check_integrity([])
-
-
-def test_what_others_hold_or_nobody_knows_is_given_back_like_any_other() -> None:
+def test_what_is_lent_keeps_its_place_and_is_passed_over() -> None:
     pool = make_pool(4)
-    (shared,) = store_chain(pool, 0)
-    pool.acquire(shared)
-    (empty,) = pool.allocate(1)
-    pool.give_back([shared, empty])
-    assert pool.references(shared) == 1
-    assert pool.free_order() == [empty, 3, 4]
-    pool.check_integrity([[shared]])
+    blocks = store_chain(pool, 0, 1, 2)
+    pool.lend(blocks[2])
+    pool.release(blocks[::-1])
+    assert pool.free_order() == [4, 3, 2, 1]
+    assert (pool.num_free, pool.num_lent, pool.num_held, pool.usage) == (3, 1, 0, 0.25)
+    pool.check_integrity([])
+    assert pool.allocate(4) is None
+    assert pool.allocate(2) == [4, 2]  # not 3, which is read
+    pool.take_back(blocks[2])
+    assert (pool.num_free, pool.num_lent) == (2, 0)
+    assert pool.allocate(1) == [3]
+
+
+def test_a_lent_block_is_found_and_used_like_any_other() -> None:
+    pool = make_pool(3)
+    blocks = store_chain(pool, 0)
+    pool.lend(blocks[0])
+    pool.lend(blocks[0])
+    pool.release(blocks)
+    assert pool.match(chain_of(0)) == blocks
+    pool.acquire(blocks[0])
+    assert (pool.num_free, pool.num_lent) == (2, 0)
+    pool.release(blocks)
+    pool.take_back(blocks[0])
+    assert (pool.num_free, pool.num_lent) == (2, 1)
+    pool.take_back(blocks[0])
+    assert (pool.num_free, pool.num_lent) == (3, 0)
+
+
+def test_what_is_forgotten_while_it_is_lent_is_not_used_anew_before_it_is_back() -> None:
+    pool = make_pool(2)
+    blocks = store_chain(pool, 0)
+    pool.lend(blocks[0])
+    pool.release(blocks)
+    assert pool.reset_prefix_cache() == 1
+    assert pool.match(chain_of(0)) == []
+    assert pool.allocate(2) is None
+    pool.check_integrity([])
+    pool.take_back(blocks[0])
+    assert pool.allocate(2) == [2, 1]

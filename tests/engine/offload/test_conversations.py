@@ -165,9 +165,6 @@ def test_rounds_over_a_tenth_of_the_pool_equal_one_that_never_evicts(
             for number in range(num_rounds):
                 assert bits(hold(small, conversations, random.Random(number))) == expected
             host, disk = small.stats.tiers
-            print(
-                f"{small.stats.preemptions_total} preemptions, {small.stats.tier_hits_total} tokens loaded"
-            )
             assert small.stats.preemptions_total > 0
             assert small.stats.tier_hits_total > 1000
             assert host.loaded_blocks_total > 0

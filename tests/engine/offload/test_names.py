@@ -6,6 +6,7 @@ from core.block_hash import BlockHash
 from engine.kvcache.chain import BlockContent
 from engine.offload.names import BlockNames
 from kvtransfer.tiers.base import BlockKey
+from kvtransfer.tiers.connector import KVConnector
 
 ONE, TWO, THREE = (BlockHash(bytes([n] * 16)) for n in (1, 2, 3))
 
@@ -14,7 +15,7 @@ def test_a_block_is_told_by_all_its_hashes_until_it_is_forgotten() -> None:
     names = BlockNames()
     names.note(BlockContent((ONE, TWO), BlockHash(bytes(16)), (5,) * 32))
     assert names.hashes([BlockKey(TWO), BlockKey(THREE)]) == (ONE, TWO, THREE)
-    names.forget(BlockKey(TWO))
+    names.forget_unless(BlockKey(TWO), KVConnector({}, lambda event: None, 1))
     assert names.hashes([BlockKey(TWO)]) == (TWO,)
 
 

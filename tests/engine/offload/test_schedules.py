@@ -9,8 +9,11 @@ from __future__ import annotations
 import random
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from core.block_hash import DEFAULT_HASH_BLOCK_SIZE
 from core.request import Request
@@ -19,6 +22,7 @@ from engine.offload_config import OffloadConfig
 from kvtransfer.tiers.base import Placement, Tier
 from tests.support.engines import EngineHarness, abort, make_request, turn_until
 from tests.support.ledger_model import VOCAB_SIZE, ledger_answer
+from tests.support.memory_store import MemoryServer, MemoryStore
 
 NUM_REQUESTS = 24
 MIB = 1 / 1024
@@ -61,11 +65,13 @@ def config_of(chance: random.Random, folder: Path) -> dict[str, Any]:
         "disk_threshold": chance.choice([0, 2]),
         "disk_size": chance.choice([0.01, 0.1]) * MIB,
     }
-    kinds = chance.choice(["host", "disk", "both"])
-    if kinds != "disk":
+    kinds = chance.choice([{"host"}, {"disk"}, {"host", "disk"}, {"remote"}, {"host", "remote"}])
+    if "host" in kinds:
         values["size"] = chance.choice([0.008, 0.1]) * MIB
-    if kinds != "host":
+    if "disk" in kinds:
         values["disk_dir"] = str(folder)
+    if "remote" in kinds:
+        values |= {"remote_url": "redis://anywhere:1", "remote_size": 0.05 * MIB}
     return values
 
 
@@ -80,11 +86,12 @@ def make_requests(chance: random.Random) -> list[Request]:
         prompt = prompt[:150] or [1]
         prompts.append(prompt)
         max_tokens, n = chance.randrange(1, 20), chance.choice([1, 1, 1, 3])
-        requests.append(make_request(f"r{number}", prompt, max_tokens=max_tokens, n=n))
+        request = make_request(f"r{number}", prompt, max_tokens=max_tokens, n=n)
+        requests.append(replace(request, priority=chance.randrange(3)))
     return requests
 
 
-def run_schedule(seed: int) -> None:
+def run_schedule(seed: int, server: MemoryServer) -> None:
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         harness = EngineHarness(
@@ -92,15 +99,16 @@ def run_schedule(seed: int) -> None:
             block_size=chance.choice([1, 2]) * DEFAULT_HASH_BLOCK_SIZE,
             is_ledger=True,
             is_staged=chance.random() < 0.3,
+            scheduling_policy=chance.choice(["fcfs", "priority"]),
             offload=OffloadConfig(**config_of(chance, Path(folder))),
         )
         try:
-            _run(harness, chance, seed)
+            _run(harness, chance, seed, server)
         finally:
             harness.close()
 
 
-def _run(harness: EngineHarness, chance: random.Random, seed: int) -> None:
+def _run(harness: EngineHarness, chance: random.Random, seed: int, server: MemoryServer) -> None:
     weathers = [Weather(harness.tiers.tier(name), seed) for name in harness.tiers.names]
     left = make_requests(chance)
     open_requests: list[Request] = []
@@ -122,6 +130,10 @@ def _run(harness: EngineHarness, chance: random.Random, seed: int) -> None:
                 weather.level = chance.choice([0.0, 0.0, 0.5, 1.0])
         if chance.random() < 0.005:
             harness.inbox.post(ResetPrefixCache())
+        if chance.random() < 0.01:
+            server.is_up = chance.random() < 0.7
+        if chance.random() < 0.005:
+            server.values.clear()
         if chance.random() < 0.1:
             cost = chance.choice([1e-6, 1e-3, 1.0])
             harness.core._offload.loads._compute_s_a_token = cost
@@ -142,5 +154,9 @@ def _run(harness: EngineHarness, chance: random.Random, seed: int) -> None:
         assert tier.num_pinned == 0  # type: ignore[attr-defined]
 
 
-def test_every_history_ends_right_and_at_rest(schedule: int) -> None:
-    run_schedule(schedule)
+def test_every_history_ends_right_and_at_rest(
+    schedule: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = MemoryServer()
+    monkeypatch.setattr("kvtransfer.tiers.remote.open.open_store", lambda url: MemoryStore(server))
+    run_schedule(schedule, server)

@@ -151,7 +151,9 @@ def test_a_shared_tier_is_asked_and_what_it_has_is_noted_but_not_told(engine: En
     assert engine.connector.take_changes() == {}
     assert engine.connector.held() == {HOST: []}
     engine.connector.clear()
-    assert engine.connector.has(DISK, chain(5)[0])
+    assert not engine.connector.has(
+        DISK, chain(5)[0]
+    )  # forgotten; what is shared is not erased by it
 
 
 def test_a_tier_that_was_slow_long_ago_is_read_once_again(engine: Engine) -> None:
