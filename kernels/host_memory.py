@@ -74,6 +74,17 @@ def checksum_runs(memory: HostMemory, offsets: Sequence[int], num_bytes: int) ->
     return sums.tolist()
 
 
+def checksum(data: memoryview, before: int = 0) -> int:
+    """The checksum of these bytes behind others, whose checksum is `before`."""
+    if (native := _native()) is None:
+        return crc32c(data, before)
+    if not data:
+        return before
+    place = numpy.frombuffer(data, numpy.uint8).ctypes.data
+    value: int = native.baton_checksum(place, len(data), before)
+    return value
+
+
 @cache
 def _native() -> Any:
     """The native library, or None where it is not built."""

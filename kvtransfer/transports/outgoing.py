@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from crc32c import crc32c
-
 from core.kv_layout import Run
+from kernels.host_memory import checksum
 from kvtransfer.plan import Piece
 from kvtransfer.session import OutgoingPlan, SendSession, SessionKey, SourceBlock
 from kvtransfer.transports.runs import RunHeader
@@ -55,7 +54,7 @@ class OutgoingRun:
                 self.session.plan.pair.source_rank,
                 *self.piece.cells[:5],
                 len(payload),
-                crc32c(payload),
+                checksum(payload),
                 self.number,
                 self.piece.cells.first_slot,
             )
@@ -68,7 +67,7 @@ class OutgoingRun:
             self.num_layers,
             source.valid_slots,
             len(payload),
-            crc32c(payload),
+            checksum(payload),
             self.number,
         )
 

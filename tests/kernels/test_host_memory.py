@@ -12,7 +12,7 @@ from crc32c import crc32c
 from core.errors import ConfigError
 from kernels import host_memory
 from kernels.cpu.binding import library
-from kernels.host_memory import HostMemory, checksum_runs, copy_runs
+from kernels.host_memory import HostMemory, checksum, checksum_runs, copy_runs
 
 LENGTHS = [
     0,
@@ -64,6 +64,16 @@ def test_runs_of_any_length_are_copied_and_checked(length: int) -> None:
     assert destination == expected
     runs = [source[start : start + length] for start in starts]
     assert sums == checksum_runs(views[1], starts, length) == [crc32c(run) for run in runs]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_checksum_goes_on_from_any_byte_to_any_other(length: int) -> None:
+    data = memoryview(random_bytes(length + 9))
+    for start in (0, 1, 9):
+        whole = data[start : start + length]
+        for cut in {0, min(1, length), length // 3, length}:
+            before = checksum(whole[:cut])
+            assert checksum(whole[cut:], before) == crc32c(whole), (start, cut)
 
 
 def test_nothing_is_checked_unless_asked() -> None:

@@ -76,6 +76,9 @@ void baton_checksum_runs(const char* bytes, const int64_t* offsets, int64_t coun
         checksums[i] = way < 0 ? crc32c(0, bytes + offsets[i], num_bytes) : crc32c_of(way, 0, bytes + offsets[i], num_bytes);
 }
 
+// The CRC-32C of bytes behind others, whose CRC-32C is `before`.
+uint32_t baton_checksum(const char* bytes, int64_t num_bytes, uint32_t before) { return crc32c(before, bytes, num_bytes); }
+
 int32_t baton_num_checksum_ways() { return crc32c_num_ways(); }
 int32_t baton_best_checksum_way() { return crc32c_best_way(); }
 
