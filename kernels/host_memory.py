@@ -57,7 +57,7 @@ def copy_runs(
     sums = array("I", bytes(4 * len(targets))) if is_checked else None
     native.baton_copy_runs(
         to.address, source.address, _place(targets), _place(starts), len(targets), num_bytes,
-        None if sums is None else _place(sums),
+        None if sums is None else _place(sums), -1,
     )  # fmt: skip
     return [] if sums is None else sums.tolist()
 

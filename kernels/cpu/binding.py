@@ -64,7 +64,7 @@ def library() -> ctypes.CDLL:
     loaded.baton_run.restype = None
     loaded.baton_wait_mark.argtypes = [c_void_p, c_uint32, c_int32]
     loaded.baton_wait_mark.restype = c_uint32
-    loaded.baton_copy_runs.argtypes = [*[c_void_p] * 4, c_int64, c_int64, c_void_p]
+    loaded.baton_copy_runs.argtypes = [*[c_void_p] * 4, c_int64, c_int64, c_void_p, c_int32]
     loaded.baton_copy_runs.restype = None
     loaded.baton_checksum_runs.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int32]
     loaded.baton_checksum_runs.restype = None
