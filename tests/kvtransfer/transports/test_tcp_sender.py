@@ -232,9 +232,10 @@ def test_a_departed_receiver_leaves_nothing_at_the_sender() -> None:
                 finish(q, transfer)
                 p.sender.close_session(*transfer.key)
                 p.until(p.saw(SessionDrained(*transfer.key)))
-        p.until(lambda: num_open_files() == files)
-        assert isinstance(p.sender, TcpSender)
-        assert not p.sender._links
+        sender = p.sender
+        assert isinstance(sender, TcpSender)
+        p.until(lambda: not sender._links)  # goes after the descriptor
+        assert num_open_files() == files
 
 
 class Turns:
