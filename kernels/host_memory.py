@@ -57,7 +57,7 @@ def copy_runs(
     sums = array("I", bytes(4 * len(targets))) if is_checked else None
     native.baton_copy_runs(
         to.address, source.address, _place(targets), _place(starts), len(targets), num_bytes,
-        None if sums is None else _place(sums),
+        None if sums is None else _place(sums), -1,
     )  # fmt: skip
     return [] if sums is None else sums.tolist()
 
@@ -72,6 +72,17 @@ def checksum_runs(memory: HostMemory, offsets: Sequence[int], num_bytes: int) ->
         memory.address, _place(starts), len(starts), num_bytes, _place(sums), -1
     )
     return sums.tolist()
+
+
+def checksum(data: memoryview, before: int = 0) -> int:
+    """The checksum of these bytes behind others, whose checksum is `before`."""
+    if (native := _native()) is None:
+        return crc32c(data, before)
+    if not data:
+        return before
+    place = numpy.frombuffer(data, numpy.uint8).ctypes.data
+    value: int = native.baton_checksum(place, len(data), before)
+    return value
 
 
 @cache

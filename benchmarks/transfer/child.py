@@ -15,7 +15,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.transfer import pulls
-from benchmarks.transfer.pools import BLOCK_SIZE, POOL_BYTES, layout_of, num_blocks_of
+from benchmarks.transfer.pools import (
+    BLOCK_SIZE,
+    POOL_BYTES,
+    layout_of,
+    num_blocks_of,
+    settle,
+)
 from core.ids import BlockId, SessionId
 from core.kv_layout import KVLayout
 from kvtransfer.config import TransferConfig
@@ -96,6 +102,7 @@ def send_plain(port: int, run_bytes: int) -> None:
 
 def main() -> None:
     """Obey until the end of input."""
+    settle()
     prefill: Prefill | None = None
     for line in sys.stdin:
         match line.split():

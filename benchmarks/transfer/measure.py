@@ -17,7 +17,13 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.transfer import foreign, pulls
-from benchmarks.transfer.pools import BLOCK_SIZE, POOL_BYTES, layout_of, num_blocks_of
+from benchmarks.transfer.pools import (
+    BLOCK_SIZE,
+    POOL_BYTES,
+    layout_of,
+    num_blocks_of,
+    settle,
+)
 from core.blocks import BlockLife
 from core.ids import BlockId, SessionId
 from kvtransfer.config import TransferConfig
@@ -120,6 +126,7 @@ class Decode:
 
 def run(rounds: int) -> dict[str, Any]:
     """Every run size; prints a table and returns medians, ratios and raw rounds."""
+    settle()
     raw: dict[str, dict[str, list[float]]] = {}
     child = Child(pulls.find())
     try:

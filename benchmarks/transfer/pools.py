@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from core.kv_layout import GroupKind, KVGroup, KVLayout, SlotFormat
 
 BLOCK_SIZE = 16
@@ -16,6 +18,12 @@ def layout_of(run_bytes: int) -> KVLayout:
     layout = KVLayout(BLOCK_SIZE, (KVGroup(GroupKind.FULL_ATTENTION, (0,), 1, slot),))
     assert layout.block_bytes == run_bytes, "a run is a multiple of 64 bytes"
     return layout
+
+
+def settle() -> None:
+    """Do as a worker does when it has loaded: what is there by now is not looked through for garbage again."""
+    gc.collect()
+    gc.freeze()
 
 
 def num_blocks_of(run_bytes: int) -> int:

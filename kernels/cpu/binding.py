@@ -64,10 +64,12 @@ def library() -> ctypes.CDLL:
     loaded.baton_run.restype = None
     loaded.baton_wait_mark.argtypes = [c_void_p, c_uint32, c_int32]
     loaded.baton_wait_mark.restype = c_uint32
-    loaded.baton_copy_runs.argtypes = [*[c_void_p] * 4, c_int64, c_int64, c_void_p]
+    loaded.baton_copy_runs.argtypes = [*[c_void_p] * 4, c_int64, c_int64, c_void_p, c_int32]
     loaded.baton_copy_runs.restype = None
     loaded.baton_checksum_runs.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int32]
     loaded.baton_checksum_runs.restype = None
+    loaded.baton_checksum.argtypes = [c_void_p, c_int64, c_uint32]
+    loaded.baton_checksum.restype = c_uint32
     loaded.baton_num_checksum_ways.restype = c_int32
     loaded.baton_best_checksum_way.restype = c_int32
     loaded.baton_set_mark.argtypes, loaded.baton_set_mark.restype = [c_void_p, c_uint32], None

@@ -5,11 +5,10 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
-from crc32c import crc32c
-
 from core.errors import LayoutMismatch
 from core.ids import NULL_BLOCK, BlockId
 from core.kv_layout import KVLayout, Run
+from kernels.host_memory import checksum
 from kvtransfer.coverage import Coverage
 from kvtransfer.plan import Cells, Piece
 from kvtransfer.session import ReceiveSession
@@ -196,7 +195,7 @@ class IncomingRun:
         """
         if num_bytes:
             if self.fate is Fate.WRITING and self.header.checksum != UNCHECKED:
-                self.checksum = crc32c(self._slice[:num_bytes], self.checksum)
+                self.checksum = checksum(self._slice[:num_bytes], self.checksum)
             self.num_bytes_left -= num_bytes
             self._intake.count(received_bytes_total=num_bytes)
         if not self.num_bytes_left:

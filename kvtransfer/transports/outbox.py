@@ -120,39 +120,44 @@ class Outbox:
             return
         whole.num_unsettled_bytes += num_bytes
         first_layer, num_layers = layers
-        for source in blocks:
-            block = self._note_block(whole, group, source.position)
-            block.pushed_layers |= ((1 << num_layers) - 1) << first_layer
+        pushed = ((1 << num_layers) - 1) << first_layer
+        sent = [self._note_block(whole, group, source.position) for source in blocks]
+        for block in sent:
+            block.pushed_layers |= pushed
         for part in whole.parts:
-            runs = self._runs(part, group, blocks, layers)
+            runs = self._runs(part, group, blocks, sent, layers)
             for run in runs:
-                for source in run.sources:
-                    whole.blocks[group, source.position].num_runs += 1
+                for block in run.blocks:
+                    block.num_runs += 1
             self._num_runs += len(runs)
             part.lane.enqueue(part, runs)
-        for source in blocks:  # of some, no address may want anything
-            self._acknowledge(whole, group, source.position)
+        self._acknowledge(whole, group, sent)  # of some, no address may want anything
 
     def _runs(
         self,
         part: OutgoingSession,
         group: int,
-        blocks: Sequence[SourceBlock],
+        sources: Sequence[SourceBlock],
+        blocks: Sequence[SentBlock],
         layers: tuple[int, int],
     ) -> list[OutgoingRun]:
         if part.plan is not None:
-            nowhere = Run(0, 0)
-            pieces = [(b, piece) for b in blocks for piece in part.plan.pieces(group, b, *layers)]
+            nowhere, plan = Run(0, 0), part.plan
+            pieces = [
+                (source, block, piece)
+                for source, block in zip(sources, blocks, strict=True)
+                for piece in plan.pieces(group, source, *layers)
+            ]
             return [
-                OutgoingRun(number, part, group, (source,), layers, nowhere, piece)
-                for number, (source, piece) in enumerate(pieces, self._num_runs + 1)
+                OutgoingRun(number, part, group, (source,), (block,), layers, nowhere, piece)
+                for number, (source, block, piece) in enumerate(pieces, self._num_runs + 1)
             ]
         place = self.layout.layer_run(group, *layers)
         size = max(1, min(self._max_run_blocks, self._max_run_bytes // place.num_bytes))
-        portions = [blocks[start : start + size] for start in range(0, len(blocks), size)]
+        portions = [slice(start, start + size) for start in range(0, len(sources), size)]
         return [
-            OutgoingRun(number, part, group, sources, layers, place)
-            for number, sources in enumerate(portions, self._num_runs + 1)
+            OutgoingRun(number, part, group, sources[portion], blocks[portion], layers, place)
+            for number, portion in enumerate(portions, self._num_runs + 1)
         ]
 
     def payloads(self, run: OutgoingRun) -> list[memoryview]:
@@ -191,9 +196,9 @@ class Outbox:
             self.fail(part, TransferError(refusal))
             return
         self._settle_bytes(part.whole, run.num_bytes)
-        for source in run.sources:
-            part.whole.blocks[run.group, source.position].num_runs -= 1
-            self._acknowledge(part.whole, run.group, source.position)
+        for block in run.blocks:
+            block.num_runs -= 1
+        self._acknowledge(part.whole, run.group, run.blocks)
 
     def fail(self, session: OutgoingSession, error: TransferError) -> None:
         """Send nothing more of a session, to no address, and say so once."""
@@ -244,19 +249,25 @@ class Outbox:
     def _note_block(self, whole: SentSession, group: int, position: int) -> SentBlock:
         block = whole.blocks.get((group, position))
         if block is None:
-            block = whole.blocks[group, position] = SentBlock()
+            block = whole.blocks[group, position] = SentBlock(position)
             whole.num_unacknowledged_blocks += 1
             self.counters.blocks_outstanding += 1
         return block
 
-    def _acknowledge(self, whole: SentSession, group: int, position: int) -> None:
-        """Say that D has all of a block, once, when it does."""
-        block = whole.blocks[group, position]
-        if block.num_runs or block.is_acknowledged:
-            return
-        if block.pushed_layers == self._all_layers[group]:
+    def _acknowledge(self, whole: SentSession, group: int, blocks: Sequence[SentBlock]) -> None:
+        """Say of each block that D has all of it, once, when it does."""
+        all_layers = self._all_layers[group]
+        there = [
+            block
+            for block in blocks
+            if not block.num_runs
+            and block.pushed_layers == all_layers
+            and not block.is_acknowledged
+        ]
+        whole.num_unacknowledged_blocks -= len(there)
+        self.counters.blocks_outstanding -= len(there)
+        self.counters.blocks_acknowledged_total += len(there)
+        session, attempt = whole.key
+        for block in there:
             block.is_acknowledged = True
-            whole.num_unacknowledged_blocks -= 1
-            self.counters.blocks_outstanding -= 1
-            self.counters.blocks_acknowledged_total += 1
-            self._post(BlockAcknowledged(*whole.key, group, position))
+            self._post(BlockAcknowledged(session, attempt, group, block.position))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from crc32c import crc32c
-
 from core.kv_layout import Run
+from kernels.host_memory import checksum
 from kvtransfer.plan import Piece
 from kvtransfer.session import OutgoingPlan, SendSession, SessionKey, SourceBlock
 from kvtransfer.transports.runs import RunHeader
@@ -16,11 +15,12 @@ from kvtransfer.transports.runs import RunHeader
 class OutgoingRun:
     """One run on its way out: its name, and the layers of some blocks that it carries.
 
+    blocks: what is known of each of them.
     place: where in each block it lies. Where D has it elsewhere, `piece` says what it is there, and the block is one.
     """
 
     __slots__ = (
-        "first_layer", "group", "num_bytes", "num_layers", "number", "piece", "place", "session", "sources",
+        "blocks", "first_layer", "group", "num_bytes", "num_layers", "number", "piece", "place", "session", "sources",
     )  # fmt: skip
 
     def __init__(
@@ -29,6 +29,7 @@ class OutgoingRun:
         session: OutgoingSession,
         group: int,
         sources: Sequence[SourceBlock],
+        blocks: Sequence[SentBlock],
         layers: tuple[int, int],
         place: Run,
         piece: Piece | None = None,
@@ -37,6 +38,7 @@ class OutgoingRun:
         self.session = session
         self.group = group
         self.sources = sources
+        self.blocks = blocks
         self.first_layer, self.num_layers = layers
         self.place = place
         self.piece = piece
@@ -55,7 +57,7 @@ class OutgoingRun:
                 self.session.plan.pair.source_rank,
                 *self.piece.cells[:5],
                 len(payload),
-                crc32c(payload),
+                checksum(payload),
                 self.number,
                 self.piece.cells.first_slot,
             )
@@ -68,7 +70,7 @@ class OutgoingRun:
             self.num_layers,
             source.valid_slots,
             len(payload),
-            crc32c(payload),
+            checksum(payload),
             self.number,
         )
 
@@ -76,9 +78,10 @@ class OutgoingRun:
 class SentBlock:
     """How much of one block is pushed, and how many of its runs D does not yet have."""
 
-    __slots__ = ("is_acknowledged", "num_runs", "pushed_layers")
+    __slots__ = ("is_acknowledged", "num_runs", "position", "pushed_layers")
 
-    def __init__(self) -> None:
+    def __init__(self, position: int) -> None:
+        self.position = position
         self.pushed_layers = 0  # a bit set
         self.num_runs = 0
         self.is_acknowledged = False

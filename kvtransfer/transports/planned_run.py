@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from crc32c import crc32c
-
 from core.ids import BlockId
 from core.kv_layout import Run
+from kernels.host_memory import checksum
 from kvtransfer.codec import convert_slabs
 from kvtransfer.plan import Piece, SlotFormats
 from kvtransfer.transports.base import MAX_SLICE_BYTES
@@ -56,7 +55,7 @@ class PlannedRun(IncomingRun):
         """See IncomingRun.wrote; the last bytes bring all of them into the pool."""
         if num_bytes:
             if self.fate is Fate.WRITING and self.header.checksum != UNCHECKED:
-                self.checksum = crc32c(self._slice[:num_bytes], self.checksum)
+                self.checksum = checksum(self._slice[:num_bytes], self.checksum)
             self.num_bytes_left -= num_bytes
             self._intake.count(received_bytes_total=num_bytes)
         if not self.num_bytes_left:

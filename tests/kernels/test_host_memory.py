@@ -12,7 +12,7 @@ from crc32c import crc32c
 from core.errors import ConfigError
 from kernels import host_memory
 from kernels.cpu.binding import library
-from kernels.host_memory import HostMemory, checksum_runs, copy_runs
+from kernels.host_memory import HostMemory, checksum, checksum_runs, copy_runs
 
 LENGTHS = [
     0,
@@ -30,6 +30,10 @@ LENGTHS = [
     512,
     1000,
     4096,
+    16_383,
+    16_512,
+    16_831,
+    24_576,
     131_072,
     131_073,
     400_001,
@@ -66,6 +70,16 @@ def test_runs_of_any_length_are_copied_and_checked(length: int) -> None:
     assert sums == checksum_runs(views[1], starts, length) == [crc32c(run) for run in runs]
 
 
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_checksum_goes_on_from_any_byte_to_any_other(length: int) -> None:
+    data = memoryview(random_bytes(length + 9))
+    for start in (0, 1, 9):
+        whole = data[start : start + length]
+        for cut in {0, min(1, length), length // 3, length}:
+            before = checksum(whole[:cut])
+            assert checksum(whole[cut:], before) == crc32c(whole), (start, cut)
+
+
 def test_nothing_is_checked_unless_asked() -> None:
     destination = bytearray(4)
     views = HostMemory(memoryview(destination)), HostMemory(memoryview(b"abcd"))
@@ -75,13 +89,13 @@ def test_nothing_is_checked_unless_asked() -> None:
 
 def test_the_checksum_is_the_standards() -> None:
     """RFC 3720, appendix B.4, and the check value of CRC-32C."""
-    for data, checksum in (
+    for data, expected in (
         (bytes(32), 0x8A9136AA),
         (b"\xff" * 32, 0x62A8AB43),
         (bytes(range(32)), 0x46DD794E),
         (b"123456789", 0xE3069283),
     ):
-        assert checksum_runs(HostMemory(memoryview(data)), [0], len(data)) == [checksum]
+        assert checksum_runs(HostMemory(memoryview(data)), [0], len(data)) == [expected]
 
 
 @pytest.mark.parametrize(("to", "start"), [(191, 0), (0, 191), (-1, 0), (0, -1)])
@@ -105,3 +119,24 @@ def test_every_way_of_this_build_that_the_machine_has_agrees(length: int) -> Non
         places = starts.buffer_info()[0], sums.buffer_info()[0]
         native.baton_checksum_runs(address, places[0], 1, length, places[1], way)
         assert sums[0] == crc32c(data), way
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize(("to", "start"), [(0, 0), (64, 1), (1, 64), (37, 90), (63, 3)])
+def test_every_way_copies_the_bytes_and_no_other(length: int, to: int, start: int) -> None:
+    native = library()
+    source = random_bytes(length + 100)
+    meant = source[start : start + length]
+    for way in range(native.baton_best_checksum_way(), native.baton_num_checksum_ways()):
+        for sums in (array("I", [0]), None):
+            destination = bytearray(b"\xa5" * (length + 200))
+            offset = -HostMemory(memoryview(destination)).address % 64 + to
+            addresses = [HostMemory(memoryview(x)).address for x in (destination, source)]
+            places = array("q", [offset]), array("q", [start])
+            native.baton_copy_runs(
+                *addresses, places[0].buffer_info()[0], places[1].buffer_info()[0], 1, length,
+                None if sums is None else sums.buffer_info()[0], way,
+            )  # fmt: skip
+            rest = b"\xa5" * (length + 200)
+            assert destination == rest[:offset] + meant + rest[offset + length :], way
+            assert sums is None or sums[0] == crc32c(meant), way

@@ -1,9 +1,13 @@
-// CRC-32C (Castagnoli) of bytes in memory, folded by carry-less products where the processor has wide ones.
+// CRC-32C (Castagnoli) of bytes in memory, folded by carry-less products where the processor has wide ones; and copies.
+//
+// What is long is beyond every cache. There the processor fetches ahead within a page only, so four pages are gone
+// through side by side, and a copy is stored past the caches, which spares reading what is overwritten.
 //
 // Bytes are a polynomial over GF(2) whose first bit has the highest power; bits are kept reflected, as the CRC is. To
 // fold a 128-bit lane over D bits is to take its halves times x^(D+64) and x^D modulo the CRC's polynomial. A product of
 // two reflected 64-bit halves comes out one bit low, hence D - 1. (Gopal et al., "Fast CRC Computation for Generic
 // Polynomials Using PCLMULQDQ Instruction", Intel 2009.)
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -62,7 +66,8 @@ struct Fold {
     uint64_t low, high;
     constexpr explicit Fold(int distance_bits) : low(factor(distance_bits + 63)), high(factor(distance_bits - 1)) {}
 };
-constexpr Fold kBy2048(2048), kBy512(512), kBy384(384), kBy256(256), kBy128(128);
+constexpr size_t kPageBytes = 4096, kPages = 4;
+constexpr Fold kByPage(8 * kPageBytes), kBy2048(2048), kBy512(512), kBy384(384), kBy256(256), kBy128(128);
 
 BATON_FOLDING inline __m512i lanes(const Fold& fold) {
     return _mm512_broadcast_i32x4(_mm_set_epi64x(static_cast<long long>(fold.high), static_cast<long long>(fold.low)));
@@ -78,24 +83,93 @@ BATON_FOLDING inline __m128i folded(__m128i value, const Fold& fold, __m128i ont
     return _mm_xor_si128(onto, _mm_xor_si128(_mm_clmulepi64_si128(value, factors, 0x00), _mm_clmulepi64_si128(value, factors, 0x11)));
 }
 
-BATON_FOLDING uint32_t by_folding(uint32_t state, const char* bytes, size_t count) {
-    if (count < 256) return by_words(state, bytes, count);
-    __m512i parts[4];
-    for (int i = 0; i < 4; i++) parts[i] = _mm512_loadu_si512(bytes + 64 * i);
-    parts[0] = _mm512_xor_si512(parts[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(state))));
-    const __m512i far = lanes(kBy2048), near = lanes(kBy512);
-    for (bytes += 256, count -= 256; count >= 256; bytes += 256, count -= 256)
-        for (int i = 0; i < 4; i++) parts[i] = folded(parts[i], far, _mm512_loadu_si512(bytes + 64 * i));
-    __m512i all = parts[0];
-    for (int i = 1; i < 4; i++) all = folded(all, near, parts[i]);
-    for (; count >= 64; bytes += 64, count -= 64) all = folded(all, near, _mm512_loadu_si512(bytes));
+// All bytes so far, as what is to be folded onto the next 64.
+BATON_FOLDING inline uint32_t reduced(__m512i all) {
     __m128i last = _mm512_extracti32x4_epi32(all, 3);
     last = folded(_mm512_castsi512_si128(all), kBy384, last);
     last = folded(_mm512_extracti32x4_epi32(all, 1), kBy256, last);
     last = folded(_mm512_extracti32x4_epi32(all, 2), kBy128, last);
     uint64_t wide = _mm_crc32_u64(0, static_cast<uint64_t>(_mm_cvtsi128_si64(last)));
     wide = _mm_crc32_u64(wide, static_cast<uint64_t>(_mm_extract_epi64(last, 1)));
-    return by_words(static_cast<uint32_t>(wide), bytes, count);
+    return static_cast<uint32_t>(wide);
+}
+
+// Where bytes come from and, of a copy, go to. Both move on together.
+template <bool kIsCopied>
+struct Course {
+    const char* from;
+    char* to;  // of a copy: a multiple of 64
+    size_t count;
+
+    BATON_FOLDING __m512i at(size_t offset) const {
+        const __m512i value = _mm512_loadu_si512(from + offset);
+        if (kIsCopied) _mm512_stream_si512(reinterpret_cast<__m512i*>(to + offset), value);
+        return value;
+    }
+    void skip(size_t num_bytes) {
+        from += num_bytes;
+        if (kIsCopied) to += num_bytes;
+        count -= num_bytes;
+    }
+};
+
+// Folds kPages pages onto `all`.
+template <bool kIsCopied, bool kIsSummed>
+BATON_FOLDING inline __m512i by_pages(__m512i all, const Course<kIsCopied>& course, __m512i page, __m512i near) {
+    __m512i parts[kPages];
+    for (size_t i = 0; i < kPages; i++) parts[i] = course.at(i * kPageBytes);
+    if (kIsSummed) parts[0] = folded(all, near, parts[0]);
+    for (size_t offset = 64; offset < kPageBytes; offset += 64)
+        for (size_t i = 0; i < kPages; i++) {
+            const __m512i value = course.at(i * kPageBytes + offset);
+            if (kIsSummed) parts[i] = folded(parts[i], near, value);
+        }
+    if (kIsSummed)
+        for (size_t i = 1; i < kPages; i++) parts[i] = folded(parts[i - 1], page, parts[i]);
+    return parts[kPages - 1];
+}
+
+// At least 64 bytes; less than 64 are left.
+template <bool kIsCopied, bool kIsSummed>
+BATON_FOLDING inline uint32_t by_lanes(uint32_t state, Course<kIsCopied>& course) {
+    const __m512i page = lanes(kByPage), far = lanes(kBy2048), near = lanes(kBy512);
+    __m512i all = _mm512_xor_si512(course.at(0), _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(state))));
+    for (course.skip(64); course.count >= kPages * kPageBytes; course.skip(kPages * kPageBytes))
+        all = by_pages<kIsCopied, kIsSummed>(all, course, page, near);
+    if (course.count >= 256) {
+        __m512i parts[4];
+        for (size_t i = 0; i < 4; i++) parts[i] = course.at(64 * i);
+        parts[0] = folded(all, near, parts[0]);
+        for (course.skip(256); course.count >= 256; course.skip(256))
+            for (size_t i = 0; i < 4; i++) {
+                const __m512i value = course.at(64 * i);
+                if (kIsSummed) parts[i] = folded(parts[i], far, value);
+            }
+        all = parts[0];
+        for (size_t i = 1; i < 4; i++) all = folded(all, near, parts[i]);
+    }
+    for (; course.count >= 64; course.skip(64)) all = folded(all, near, course.at(0));
+    return reduced(all);
+}
+
+BATON_FOLDING uint32_t by_folding(uint32_t state, const char* bytes, size_t count) {
+    if (count < 256) return by_words(state, bytes, count);
+    Course<false> course{bytes, nullptr, count};
+    state = by_lanes<false, true>(state, course);
+    return by_words(state, course.from, course.count);
+}
+
+// A copy, and its sum where that is wanted.
+template <bool kIsSummed>
+BATON_FOLDING uint32_t streamed(uint32_t state, char* to, const char* from, size_t count) {
+    const size_t head = -reinterpret_cast<uintptr_t>(to) % 64;
+    std::memcpy(to, from, head);
+    if (kIsSummed) state = by_words(state, from, head);
+    Course<true> course{from + head, to + head, count - head};
+    state = by_lanes<true, kIsSummed>(state, course);
+    _mm_sfence();
+    std::memcpy(course.to, course.from, course.count);
+    return kIsSummed ? by_words(state, course.from, course.count) : 0;
 }
 #endif
 
@@ -125,6 +199,26 @@ const Update kUpdates[] = {
 uint32_t crc32c(uint32_t before, const char* bytes, size_t count) {
     static const Update update = best();
     return ~update(~before, bytes, count);
+}
+
+uint32_t copied(int32_t way, char* to, const char* from, size_t count, bool is_summed) {
+#if defined(__x86_64__)
+    constexpr size_t kLongBytes = kPages * kPageBytes + 128;  // four pages beyond a head and what is folded onto
+    if (way == 0 && count >= kLongBytes)
+        return is_summed ? ~streamed<true>(~0u, to, from, count) : streamed<false>(0, to, from, count);
+#endif
+    if (!is_summed) {
+        std::memcpy(to, from, count);
+        return 0;
+    }
+    constexpr size_t kStretch = 128 << 10;  // stays in a core's own cache
+    uint32_t sum = 0;
+    for (size_t done = 0; done < count; done += kStretch) {
+        const size_t size = std::min(kStretch, count - done);
+        std::memcpy(to + done, from + done, size);
+        sum = crc32c_of(way, sum, to + done, size);
+    }
+    return sum;
 }
 
 uint32_t crc32c_of(int32_t way, uint32_t before, const char* bytes, size_t count) {

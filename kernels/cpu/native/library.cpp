@@ -1,5 +1,4 @@
 // The functions that Python calls.
-#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -51,22 +50,12 @@ void baton_ledger_release(void* ledger) { static_cast<Ledger*>(ledger)->release(
 int32_t baton_ledger_grant(void* ledger) { return static_cast<Ledger*>(ledger)->grant_now(); }
 
 // Copies `count` runs of num_bytes bytes, each from and to its own offset. checksums: null, or where the CRC-32C of each
-// copy is put.
-void baton_copy_runs(char* to, const char* from, const int64_t* to_offsets, const int64_t* from_offsets, int64_t count, int64_t num_bytes, uint32_t* checksums) {
-    constexpr int64_t kStretch = 128 << 10;  // stays in a core's own cache
+// copy is put. way: -1 for the best.
+void baton_copy_runs(char* to, const char* from, const int64_t* to_offsets, const int64_t* from_offsets, int64_t count, int64_t num_bytes, uint32_t* checksums, int32_t way) {
+    if (way < 0) way = crc32c_best_way();
     for (int64_t i = 0; i < count; i++) {
-        char* target = to + to_offsets[i];
-        const char* source = from + from_offsets[i];
-        if (!checksums) {
-            std::memcpy(target, source, num_bytes);
-            continue;
-        }
-        checksums[i] = 0;
-        for (int64_t done = 0; done < num_bytes; done += kStretch) {
-            const int64_t size = std::min(kStretch, num_bytes - done);
-            std::memcpy(target + done, source + done, size);
-            checksums[i] = crc32c(checksums[i], target + done, size);
-        }
+        const uint32_t sum = copied(way, to + to_offsets[i], from + from_offsets[i], num_bytes, checksums != nullptr);
+        if (checksums) checksums[i] = sum;
     }
 }
 
@@ -75,6 +64,9 @@ void baton_checksum_runs(const char* bytes, const int64_t* offsets, int64_t coun
     for (int64_t i = 0; i < count; i++)
         checksums[i] = way < 0 ? crc32c(0, bytes + offsets[i], num_bytes) : crc32c_of(way, 0, bytes + offsets[i], num_bytes);
 }
+
+// The CRC-32C of bytes behind others, whose CRC-32C is `before`.
+uint32_t baton_checksum(const char* bytes, int64_t num_bytes, uint32_t before) { return crc32c(before, bytes, num_bytes); }
 
 int32_t baton_num_checksum_ways() { return crc32c_num_ways(); }
 int32_t baton_best_checksum_way() { return crc32c_best_way(); }

@@ -41,23 +41,34 @@ class LinkState(Enum):
 
 
 class _Piece:
-    """Bytes that wait for the socket: a frame, or the payload of a run.
+    """What waits for the socket: a frame, with the payload of its run if it is of one.
 
+    views, num_bytes: what is left of it, in order.
     bytes_beside: bytes that go another way, once these are sent.
-    is_begun: whether something of its run, or of the frame, is on the wire.
-    is_last: whether its run is sent with it.
+    is_begun: whether something of it is on the wire.
     """
 
-    __slots__ = ("bytes_beside", "is_begun", "is_last", "run", "view")
+    __slots__ = ("bytes_beside", "is_begun", "num_bytes", "run", "views")
 
     def __init__(
-        self, view: memoryview, run: OutgoingRun | None = None, *, is_begun: bool = False
+        self, views: list[memoryview], run: OutgoingRun | None = None, bytes_beside: int = 0
     ) -> None:
-        self.view = view
+        self.views = views
+        self.num_bytes = sum(map(len, views))
         self.run = run
-        self.bytes_beside = 0
-        self.is_begun = is_begun
-        self.is_last = False
+        self.bytes_beside = bytes_beside
+        self.is_begun = False
+
+    def note_sent(self, num_bytes: int) -> None:
+        """Some bytes of it, not all, are on the wire."""
+        self.is_begun = True
+        self.num_bytes -= num_bytes
+        index = 0
+        while num_bytes >= len(self.views[index]):
+            num_bytes -= len(self.views[index])
+            index += 1
+        self.views = self.views[index:]
+        self.views[0] = self.views[0][num_bytes:]
 
 
 class OutboundCarrier(Protocol):
@@ -183,16 +194,15 @@ class OutboundLink:
         A run that is half on the wire is finished from a copy of its rest, so that neither the peer
         nor the other sessions of the connection have to be waited for. It is one run at most.
         """
-        begun = self._begun_run()
         kept: deque[_Piece] = deque()
         for piece in self._out:
             if piece.run is None or piece.run.session is not session:
                 kept.append(piece)
-            elif piece.run is begun:
-                piece.view = memoryview(bytes(piece.view))
+            elif piece.is_begun:
+                piece.views = [memoryview(bytes(view)) for view in piece.views]
                 kept.append(piece)
         self._out = kept
-        self._out_bytes = sum(len(piece.view) + piece.bytes_beside for piece in kept)
+        self._out_bytes = sum(piece.num_bytes + piece.bytes_beside for piece in kept)
         if self._is_trusted:  # before that, the open is still owed an answer
             self._opened.discard(session.key)
 
@@ -318,53 +328,39 @@ class OutboundLink:
             if session.key not in self._opened:
                 self._opened.add(session.key)
                 frame = wire.pack_open(session.key, session.secret)
-                self._append(_Piece(memoryview(frame)))
+                self._append(_Piece([memoryview(frame)]))
                 continue
-            self._append_run(self.lane.take())
-
-    def _append_run(self, run: OutgoingRun) -> None:
-        views = self._carrier.pieces(run)
-        pieces = [_Piece(view, run, is_begun=index > 0) for index, view in enumerate(views)]
-        pieces[-1].is_last = True
-        pieces[-1].bytes_beside = self._carrier.bytes_beside(run)
-        for piece in pieces:
-            self._append(piece)
+            run = self.lane.take()
+            self._append(_Piece(self._carrier.pieces(run), run, self._carrier.bytes_beside(run)))
 
     def _append(self, piece: _Piece) -> None:
         self._out.append(piece)
-        self._out_bytes += len(piece.view) + piece.bytes_beside
+        self._out_bytes += piece.num_bytes + piece.bytes_beside
 
     def _gather(self, max_bytes: int) -> list[memoryview]:
         buffers: list[memoryview] = []
         for piece in self._out:
-            if max_bytes <= 0 or len(buffers) == _MAX_BUFFERS:
-                break
-            buffers.append(piece.view[:max_bytes])
-            max_bytes -= len(piece.view)
+            for view in piece.views:
+                if max_bytes <= 0 or len(buffers) == _MAX_BUFFERS:
+                    return buffers
+                buffers.append(view if len(view) <= max_bytes else view[:max_bytes])
+                max_bytes -= len(view)
         return buffers
 
     def _note_sent(self, num_bytes: int) -> int:
         """Take what the socket took out of the line; how many bytes that sets free beside it."""
         num_beside, self._out_bytes = 0, self._out_bytes - num_bytes
-        while self._out and num_bytes >= len(self._out[0].view):
+        while self._out and num_bytes >= self._out[0].num_bytes:
             piece = self._out.popleft()
-            num_bytes -= len(piece.view)
+            num_bytes -= piece.num_bytes
             num_beside += piece.bytes_beside
-            if piece.is_last and piece.run is not None:
+            if piece.run is not None:
                 self._outbox.counters.sent_runs_total += len(piece.run.sources)
                 self._outbox.counters.sent_bytes_total += piece.run.num_bytes
         if num_bytes:
-            self._out[0].view = self._out[0].view[num_bytes:]
-            self._out[0].is_begun = True
+            self._out[0].note_sent(num_bytes)
         self._out_bytes -= num_beside
         return num_beside
-
-    def _begun_run(self) -> OutgoingRun | None:
-        """The run of which some bytes, but not all, are on the wire."""
-        if not self._out:
-            return None
-        first = self._out[0]
-        return first.run if first.is_begun else None
 
     def _set_blocked(self, is_blocked: bool) -> None:
         assert self._sock is not None

@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 SEND_BATCH_BYTES = 1024 * 1024
 """What one connection may send before the others have a turn, where no rate is set."""
 
+MAX_TURNS_ALONE = 4
+"""How many such turns a connection that is the only one may have before its answers are looked at."""
+
 
 class LinkSender:
     """`transports.base.Sender` over connections; `_carrier` knows what is special about their kind."""
@@ -165,6 +168,8 @@ class LinkSender:
     def _serve_links(self, now_s: float) -> None:
         """A turn for each link, as far as the rate allows; the next round begins with another."""
         max_bytes = self._bucket.slice_bytes if self._bucket.is_limited else SEND_BATCH_BYTES
+        if len(self._links) == 1 and not self._bucket.is_limited:
+            self._send_ahead(next(iter(self._links.values())), now_s)
         for address, link in list(self._links.items()):
             link.advance(now_s)
             if link.is_unused:
@@ -173,6 +178,13 @@ class LinkSender:
                 self._bucket.spend(link.send(max_bytes, now_s))
                 if self._bucket.is_limited:
                     self._links[address] = self._links.pop(address)
+
+    def _send_ahead(self, link: OutboundLink, now_s: float) -> None:
+        """The turns of a link that nobody shares with, but for its last one; a command ends them."""
+        for _ in range(MAX_TURNS_ALONE - 1):
+            if self._commands or not link.can_send:
+                break
+            link.send(SEND_BATCH_BYTES, now_s)
 
     def _take_open(self, session: SendSession) -> None:
         lane = self._outbox.open(session)

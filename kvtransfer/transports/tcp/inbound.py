@@ -82,9 +82,20 @@ class TcpInbound(InboundLink):
         self._entries += data
         if len(data) == wanted:
             self._head = None
-            self._take_batch(head, wire.parse_entries(self._entries))
+            columns = wire.parse_entries(self._entries)
             self._entries.clear()
+            self._take_batch(head, columns)
+            if self._batch is not None:
+                return self._begin_batch(self._batch, len(data))
         return len(data), len(data) < wanted
+
+    def _begin_batch(self, batch: IncomingBatch, before_bytes: int) -> tuple[int, bool]:
+        """What has come of a batch that is inside its blocks, and was announced with so many bytes."""
+        try:
+            num_bytes, is_dry = self._read_batch(batch)
+        except BlockingIOError:
+            return before_bytes, True
+        return before_bytes + num_bytes, is_dry
 
     def _read_batch(self, batch: IncomingBatch) -> tuple[int, bool]:
         """What has come of a batch; with the last bytes comes the next frame, in one call."""

@@ -39,7 +39,8 @@ class IncomingBatch:
     def begin(self, *, is_opened: bool) -> bool:
         """Whether it may be written as a whole; if not, its runs are to be taken one by one.
 
-        Raises TransferError as `Intake.begin`.
+        If so it is inside its blocks, and `next_slices` must follow before anything. Raises TransferError as
+        `Intake.begin`.
         """
         if self.num_bytes_left > MAX_SLICE_BYTES:
             return False
@@ -48,12 +49,11 @@ class IncomingBatch:
             return False
         group, _, first_layer, num_layers, _ = self._batch.ranges
         self._place = self._intake.offset_bytes(group, first_layer, num_layers)
-        self._pause()
         return True
 
     def next_slices(self) -> list[memoryview]:
         """Where the next bytes go; `wrote` must follow before anything."""
-        if not self._is_lost:
+        if self._blocks is None and not self._is_lost:
             self._blocks = self._intake.enter_batch(
                 self._batch, self._link, is_opened=True, is_begun=True
             )

@@ -18,6 +18,7 @@ FILES = [
     FOLDER / f"test_{name}.py"
     for name in ("rows", "products", "attention", "program", "sampling", "blocks", "merging")
 ]
+FILES.append(FOLDER.parent / "test_host_memory.py")
 
 WRONG_ADDRESS = """
 import ctypes, sys, torch

@@ -64,6 +64,22 @@ def test_a_batch_arrives_however_it_is_cut(cuts: list[int]) -> None:
         expect_alive(p, peer)
 
 
+def test_a_batch_that_is_only_announced_pins_no_block() -> None:
+    with tcp_pair(layout=ONE_GROUP) as p, raw_peer(p) as peer, raw_peer(p) as other:
+        transfer, later = p.start(num_tokens=22), p.start(num_tokens=8)
+        before = p.poison()
+        peer.open(transfer)
+        other.open(later)
+        frame, payload = batch_of(p, transfer)
+        peer.say(frame)
+        other.say(*batch_of(p, later))
+        assert other.answer().is_accepted  # the mover has been at the frame by then
+        assert [p.life.num_writers(block) for block in transfer.blocks] == [0] * 6
+        peer.say(payload)
+        assert peer.answer().is_accepted
+        assert bytes(p.destination) == p.expected(transfer, later, before=before)
+
+
 def test_one_wrong_byte_fails_the_session_and_admits_nothing() -> None:
     with tcp_pair(layout=ONE_GROUP) as p, raw_peer(p) as peer:
         transfer = p.start(num_tokens=22)

@@ -6,8 +6,10 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from crc32c import crc32c
@@ -24,7 +26,9 @@ from kvtransfer.events import (
     SessionDrained,
 )
 from kvtransfer.session import SendSession, SourceBlock
+from kvtransfer.transports.links import sender as link_sender
 from kvtransfer.transports.links import wire
+from kvtransfer.transports.links.sender import LinkSender
 from kvtransfer.transports.tcp.sender import TcpSender
 from tests.kvtransfer.harness import FAST
 from tests.kvtransfer.tcp_peers import (
@@ -228,6 +232,38 @@ def test_a_departed_receiver_leaves_nothing_at_the_sender() -> None:
                 finish(q, transfer)
                 p.sender.close_session(*transfer.key)
                 p.until(p.saw(SessionDrained(*transfer.key)))
-        p.until(lambda: num_open_files() == files)
-        assert isinstance(p.sender, TcpSender)
-        assert not p.sender._links
+        sender = p.sender
+        assert isinstance(sender, TcpSender)
+        p.until(lambda: not sender._links)  # goes after the descriptor
+        assert num_open_files() == files
+
+
+class Turns:
+    """A link that counts its turns; it can send so often, and a command comes in one of them."""
+
+    def __init__(self, num_left: int, commands: deque[Any], command_at: int = 0) -> None:
+        self.num_left, self.num_taken = num_left, 0
+        self._commands, self._command_at = commands, command_at
+
+    @property
+    def can_send(self) -> bool:
+        return self.num_left > 0
+
+    def send(self, max_bytes: int, now_s: float) -> int:
+        self.num_left -= 1
+        self.num_taken += 1
+        if self.num_taken == self._command_at:
+            self._commands.append(None)
+        return max_bytes
+
+
+@pytest.mark.parametrize(("num_left", "command_at", "num_taken"), [(9, 0, 3), (2, 0, 2), (9, 1, 1)])
+def test_a_link_that_is_alone_has_all_turns_but_the_last_unless_a_command_comes(
+    num_left: int, command_at: int, num_taken: int
+) -> None:
+    mover: Any = LinkSender.__new__(LinkSender)
+    mover._commands = deque()
+    link = Turns(num_left, mover._commands, command_at)
+    mover._send_ahead(link, 0.0)
+    assert link_sender.MAX_TURNS_ALONE == 4
+    assert link.num_taken == num_taken
