@@ -41,6 +41,8 @@ def split_cluster(logs: Path, redis: ValkeyServer) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def mixed_cluster(logs: Path) -> Iterator[Cluster]:
-    """One mixed worker, no Redis."""
-    with run_cluster(logs / "mixed", {"m": "mixed"}, worker_arguments=EXPANDED) as cluster:
+    """One mixed worker of two threads, no Redis."""
+    with run_cluster(
+        logs / "mixed", {"m": "mixed"}, worker_arguments=EXPANDED, threads=2
+    ) as cluster:
         yield cluster
