@@ -31,10 +31,10 @@ EXPANDED = ["--weight-format", "expanded"]
 
 @pytest.fixture(scope="session")
 def split_cluster(logs: Path, redis: ValkeyServer) -> Iterator[Cluster]:
-    """One prefill and one decode worker."""
+    """One prefill and one decode worker, of two threads each."""
     roles = {"p": "prefill", "d": "decode"}
     with run_cluster(
-        logs / "split", roles, redis_url=redis.url, worker_arguments=EXPANDED
+        logs / "split", roles, redis_url=redis.url, worker_arguments=EXPANDED, threads=2
     ) as cluster:
         yield cluster
 

@@ -108,7 +108,7 @@ def test_split_with_the_prefill_worker_killed_again_and_again(
     with (
         running_valkey() as redis,
         run_cluster(
-            logs / "killed", roles, redis_url=redis.url, worker_arguments=arguments
+            logs / "killed", roles, redis_url=redis.url, worker_arguments=arguments, threads=2
         ) as cluster,
     ):
         prefill = cluster.workers["p"]
