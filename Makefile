@@ -20,6 +20,9 @@ PYTHON ?= $(or $(shell for p in $(candidates); do if $(is_new); then echo $$p; b
 TEST_ENV := BATON_DEVICE=cpu OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 BENCH_ENV := BATON_DEVICE=cpu TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 PYTEST := $(TEST_ENV) $(VENV)/bin/python -m pytest -q
+# Tests that start no cluster run in as many processes as there are cores, four at most, each file in one of them; the
+# others have the machine to themselves. What ARGS names runs in one process.
+BESIDE := -n logical --maxprocesses 4 --dist loadfile
 PROTO := proto/services/rpc/v1/baton.proto
 # A benchmark is benchmarks/NAME/__main__.py, or benchmarks/NAME.py with a main block.
 BENCH_FILES = $(wildcard benchmarks/*/__main__.py) $(shell grep -ls '^if __name__' benchmarks/*.py)
@@ -34,10 +37,17 @@ serve: $(VENV)/.run ## install what it needs and start a local cluster on the de
 	@exec $(VENV)/bin/baton up --port $(PORT) $(ARGS)
 
 test: $(VENV)/.dev ## all tests that need nothing but this checkout (ARGS=... goes to pytest)
+ifeq ($(ARGS),)
+	@status=0; \
+	$(PYTEST) $(BESIDE) -m "not e2e and not system" || status=$$?; \
+	$(PYTEST) -m "e2e and not system" || status=$$?; \
+	exit $$status
+else
 	@$(PYTEST) -m "not system" $(ARGS)
+endif
 
 test-fast: $(VENV)/.dev ## the tests that start no cluster
-	@$(PYTEST) -m "not e2e and not system" $(ARGS)
+	@$(PYTEST) -m "not e2e and not system" $(or $(ARGS),$(BESIDE))
 
 test-system: $(VENV)/.dev ## the tests that need Debian packages or heavy clients
 	@$(PYTEST) -m system $(ARGS) || { status=$$?; [ $$status -eq 5 ] || exit $$status; }

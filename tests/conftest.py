@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,6 +34,9 @@ settings.load_profile("baton")
 settings.register_profile("few", settings.get_profile("baton"), max_examples=20)
 
 
+_LEFT = pytest.StashKey[list[tuple[str, list[str]]]]()
+_LEFT_IN_WORKER = "left_running"
+
 NUM_SCHEDULES = 100
 """Random schedules of each kind that a plain run tests; `--schedules 10000` runs more."""
 
@@ -54,6 +58,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_LEFT] = []
     if path := config.getoption("--native-library"):
         from kernels.cpu.binding import use_library
 
@@ -87,15 +92,33 @@ def _reference_kernels() -> Iterator[None]:
         ops.use_backend(reference)
 
 
+def _movers() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kv-")]
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Movers that a test has left running fail the run; the interpreter would wait for them for ever."""
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("kv-")]
+    """Movers that a test has left running fail the run; the interpreter would wait for them for ever.
+
+    With `-n` tests run in workers, and the status that counts is that of the process which started them.
+    """
+    left = [f"{name} in {node}" for node, names in session.config.stash[_LEFT] for name in names]
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[_LEFT_IN_WORKER] = _movers()
+    else:
+        left += _movers()
     if left:
         session.exitstatus = 1
         print(f"\nleft running: {', '.join(left)}", file=sys.__stderr__)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker is done; one that died has told nothing, and is a failure anyway."""
+    names = getattr(node, "workeroutput", {}).get(_LEFT_IN_WORKER, [])
+    node.config.stash[_LEFT].append((node.gateway.id, names))
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """After the summary: no wait for what was told above."""
-    if any(thread.name.startswith("kv-") for thread in threading.enumerate()):
+    if _movers():
         os._exit(1)

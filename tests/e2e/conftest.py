@@ -31,16 +31,18 @@ EXPANDED = ["--weight-format", "expanded"]
 
 @pytest.fixture(scope="session")
 def split_cluster(logs: Path, redis: ValkeyServer) -> Iterator[Cluster]:
-    """One prefill and one decode worker."""
+    """One prefill and one decode worker, of two threads each."""
     roles = {"p": "prefill", "d": "decode"}
     with run_cluster(
-        logs / "split", roles, redis_url=redis.url, worker_arguments=EXPANDED
+        logs / "split", roles, redis_url=redis.url, worker_arguments=EXPANDED, threads=2
     ) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def mixed_cluster(logs: Path) -> Iterator[Cluster]:
-    """One mixed worker, no Redis."""
-    with run_cluster(logs / "mixed", {"m": "mixed"}, worker_arguments=EXPANDED) as cluster:
+    """One mixed worker of two threads, no Redis."""
+    with run_cluster(
+        logs / "mixed", {"m": "mixed"}, worker_arguments=EXPANDED, threads=2
+    ) as cluster:
         yield cluster

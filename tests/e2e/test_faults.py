@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -62,7 +63,8 @@ def make_prompts() -> list[Tokens]:
 
 def undisturbed_answers(prompts: list[Tokens]) -> dict[Tokens, Tokens]:
     """What one engine alone says to each prompt."""
-    config = EngineConfig(model=str(demo_model_path()), num_threads=1, core_ledger="none", **ENGINE)
+    model, cores = str(demo_model_path()), len(os.sched_getaffinity(0))
+    config = EngineConfig(model=model, num_threads=cores, core_ledger="none", **ENGINE)
     engine = AssembledEngine(config)
     requests = [
         make_request(str(number), prompt, max_tokens=NUM_TOKENS, ignore_eos=True)

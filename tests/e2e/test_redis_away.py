@@ -42,7 +42,9 @@ def matched_tokens(cluster: Cluster) -> float:
 
 @contextmanager
 def cluster_of(folder: Path, redis_url: str) -> Iterator[Cluster]:
-    with run_cluster(folder, ROLES, redis_url=redis_url, worker_arguments=EXPANDED) as cluster:
+    with run_cluster(
+        folder, ROLES, redis_url=redis_url, worker_arguments=EXPANDED, threads=2
+    ) as cluster:
         yield cluster
 
 

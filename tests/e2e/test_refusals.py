@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.oracle import demo_model_path
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)  # no cluster starts, so other tests may run beside these
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.answers import Answer, ask_all, judge, mtbench_prompts
+from tests.support.answers import Answer, ask_all, ask_within, judge, mtbench_prompts
 from tests.support.nodes import Cluster, Node, run_cluster, wait_until
 from tests.support.valkey import running_valkey
 
@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 NUM_PROMPTS, NUM_TOKENS, MAX_VOID = 50, 64, 3
 CONCURRENCY = 25
+WHILE_KILLING = 6
 NUM_KILLS = 3
 NUM_ALONE = 12
 LINK_RATE = "5M"
@@ -58,29 +59,43 @@ def test_split_cold_and_warm(split_cluster: Cluster, capsys: pytest.CaptureFixtu
 
 def test_by_default_all_ways_to_serve_give_equal_tokens(logs: Path) -> None:
     """25 at a time on a mixed worker, a few of them alone there, split cold and warm, and between unlike workers."""
-    with run_cluster(logs / "mixed-kept", {"m": "mixed"}) as mixed:
-        some = mtbench_prompts(NUM_ALONE)
-        alone = asyncio.run(ask_all(mixed.url, some, NUM_TOKENS, 1))
-        together = ask_everything(mixed)
+    roles, blocks = {"p": "prefill", "d": "decode"}, {"p": ["--block-size", "48"]}
     with (
         running_valkey() as redis,
-        run_cluster(logs / "kept", {"p": "prefill", "d": "decode"}, redis_url=redis.url) as split,
+        run_cluster(logs / "mixed-kept", {"m": "mixed"}) as mixed,
+        run_cluster(logs / "kept", roles, redis_url=redis.url) as split,
+        run_cluster(logs / "unlike", roles, own_arguments=blocks) as unlike,
     ):
-        cold, warm = ask_everything(split), ask_everything(split)
-        split.wait_idle()
-        completed = split.workers["d"].metrics()["baton:sessions_completed_total"]
-        assert completed >= NUM_PROMPTS, "every prompt was split"
-    roles, blocks = {"p": "prefill", "d": "decode"}, {"p": ["--block-size", "48"]}
-    with run_cluster(logs / "unlike", roles, own_arguments=blocks) as unlike:
-        other_blocks = asyncio.run(ask_all(unlike.url, some, NUM_TOKENS, NUM_ALONE))
-        unlike.wait_idle()
-        completed = unlike.workers["d"].metrics()["baton:sessions_completed_total"]
-        assert completed == NUM_ALONE, "every prompt was split"
-    expected = [answer.token_ids for answer in together]
-    ways = {"alone": alone, "cold": cold, "warm": warm, "between unlike workers": other_blocks}
+        expected, ways = asyncio.run(_ask_in_all_ways(mixed, split, unlike))
+        assert _num_split(split) >= NUM_PROMPTS, "every prompt was split"
+        assert _num_split(unlike) == NUM_ALONE, "every prompt was split"
     for way, answers in ways.items():
-        differing = [i for i, a in enumerate(answers) if a.token_ids != expected[i]]
+        differing = [i for i, a in enumerate(answers) if a.token_ids != expected[i].token_ids]
         assert differing == [], f"{way}: answers {differing} have other tokens"
+
+
+def _num_split(cluster: Cluster) -> int:
+    cluster.wait_idle()
+    return int(cluster.workers["d"].metrics()["baton:sessions_completed_total"])
+
+
+async def _ask_in_all_ways(
+    mixed: Cluster, split: Cluster, unlike: Cluster
+) -> tuple[list[Answer], dict[str, list[Answer]]]:
+    """What a mixed worker says, and what is said in every other way; each cluster keeps about one core busy."""
+    texts = mtbench_prompts(NUM_PROMPTS)
+    some = texts[:NUM_ALONE]
+
+    async def ask_in_turn(cluster: Cluster, *rounds: tuple[list[str], int]) -> list[list[Answer]]:
+        return [await ask_all(cluster.url, asked, NUM_TOKENS, count) for asked, count in rounds]
+
+    (alone, together), (cold, warm), (other_blocks,) = await asyncio.gather(
+        ask_in_turn(mixed, (some, 1), (texts, CONCURRENCY)),
+        ask_in_turn(split, (texts, CONCURRENCY), (texts, CONCURRENCY)),
+        ask_in_turn(unlike, (some, NUM_ALONE)),
+    )
+    ways = {"alone": alone, "cold": cold, "warm": warm, "between unlike workers": other_blocks}
+    return together, ways
 
 
 @pytest.mark.failure_edge("P dies mid-transfer")
@@ -93,7 +108,7 @@ def test_split_with_the_prefill_worker_killed_again_and_again(
     with (
         running_valkey() as redis,
         run_cluster(
-            logs / "killed", roles, redis_url=redis.url, worker_arguments=arguments
+            logs / "killed", roles, redis_url=redis.url, worker_arguments=arguments, threads=2
         ) as cluster,
     ):
         prefill = cluster.workers["p"]
@@ -105,9 +120,13 @@ def test_split_with_the_prefill_worker_killed_again_and_again(
 
 
 async def _ask_while_killing(cluster: Cluster, prefill: Node) -> tuple[list[Answer], int]:
-    """All prompts, a few at a time so that each life of P gets some; P dies whenever blocks are on their way."""
+    """All prompts, a few at a time so that each life of P gets some; P dies whenever blocks are on their way.
+
+    What is left when it has died for the last time is asked as elsewhere.
+    """
+    places = asyncio.Semaphore(WHILE_KILLING)
     asking = asyncio.create_task(
-        ask_all(cluster.url, mtbench_prompts(NUM_PROMPTS), NUM_TOKENS, concurrency=6)
+        ask_within(cluster.url, mtbench_prompts(NUM_PROMPTS), NUM_TOKENS, places)
     )
     num_kills = 0
     while not asking.done() and num_kills < NUM_KILLS:
@@ -118,6 +137,8 @@ async def _ask_while_killing(cluster: Cluster, prefill: Node) -> tuple[list[Answ
         num_kills += 1
         prefill.start()
         await asyncio.to_thread(prefill.wait_ready)
+    for _ in range(CONCURRENCY - WHILE_KILLING):
+        places.release()
     return await asking, num_kills
 
 

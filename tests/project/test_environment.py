@@ -145,6 +145,11 @@ def test_sizes_are_read_from_what_pip_says(line, megabytes):
     assert environment._download_mb(line) == megabytes
 
 
+def heed_interrupts():
+    """Where whoever runs the tests ignores them, as a shell's background does, what they start would too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_installation_leaves_no_installer(tmp_path, signal_number):
     code = (
@@ -154,7 +159,9 @@ def test_a_stopped_installation_leaves_no_installer(tmp_path, signal_number):
         "environment.run_step('step', command, pathlib.Path(sys.argv[1]))"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "install.log")]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as installer:
+    with subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.DEVNULL, preexec_fn=heed_interrupts
+    ) as installer:
         process = psutil.Process(installer.pid)
         deadline_s = time.monotonic() + 20
         while not process.children() and time.monotonic() < deadline_s:

@@ -93,12 +93,47 @@ def test_a_signal_ends_the_cluster_with_make(tmp_path, number, whole_group):
 @pytest.mark.parametrize(("status", "ends_with"), [(0, 0), (1, 2), (5, 0)])
 def test_no_system_test_is_no_failure(tmp_path, status, ends_with):
     venv = make_environment(tmp_path / "venv", "true")
-    python = tmp_path / "venv" / "bin" / "python"
-    python.write_text(f"#!/bin/sh\nexit {status}\n")
-    python.chmod(0o755)
+    replace_python(tmp_path / "venv", f"exit {status}")
     with make("test-system", venv) as process:
         process.communicate(timeout=20)
     assert process.returncode == ends_with
+
+
+@pytest.mark.parametrize(
+    ("beside", "clusters", "ends_with"), [(0, 0, 0), (1, 0, 2), (0, 1, 2), (1, 1, 2)]
+)
+def test_all_tests_run_in_two_parts_and_either_fails_the_run(tmp_path, beside, clusters, ends_with):
+    venv = make_environment(tmp_path / "venv", "true")
+    called = replace_python(
+        tmp_path / "venv", f'case "$*" in *" -n "*) exit {beside};; *) exit {clusters};; esac'
+    )
+    with make("test", venv) as process:
+        process.communicate(timeout=20)
+    assert process.returncode == ends_with
+    first, second = called.read_text().splitlines()
+    assert "-m not e2e and not system" in first
+    assert "-m e2e and not system" in second
+
+
+@pytest.mark.parametrize(
+    ("target", "marks"),
+    [("test", "not system"), ("test-fast", "not e2e and not system"), ("test-system", "system")],
+)
+def test_what_is_named_runs_in_one_process(tmp_path, target, marks):
+    venv = make_environment(tmp_path / "venv", "true")
+    called = replace_python(tmp_path / "venv", "exit 0")
+    with make(target, venv, "ARGS=tests/core -k blocks") as process:
+        process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert called.read_text() == f"-m pytest -q -m {marks} tests/core -k blocks\n"
+
+
+def replace_python(folder, program):
+    """A Python that notes what it was called with, and then runs a program of the shell; where it notes."""
+    called, python = folder / "called", folder / "bin" / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" >> {called}\n{program}\n')
+    python.chmod(0o755)
+    return called
 
 
 def test_a_missing_python_is_named(tmp_path):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import httpx
+import torch
 
 from tests.support.nodes import MODEL_NAME
 from tests.support.oracle import Mismatch, teacher_forced_check
@@ -54,7 +57,13 @@ async def ask_all(
     url: str, texts: Sequence[str], max_tokens: int, concurrency: int
 ) -> list[Answer]:
     """Greedy answers to all texts, at most `concurrency` at once."""
-    places = asyncio.Semaphore(concurrency)
+    return await ask_within(url, texts, max_tokens, asyncio.Semaphore(concurrency))
+
+
+async def ask_within(
+    url: str, texts: Sequence[str], max_tokens: int, places: asyncio.Semaphore
+) -> list[Answer]:
+    """Greedy answers to all texts, as many at once as there are places; more of them can be released meanwhile."""
     async with httpx.AsyncClient(base_url=url, timeout=REQUEST_TIMEOUT_S) as client:
 
         async def one(text: str) -> Answer:
@@ -70,11 +79,23 @@ def first_mismatch(prompt_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> M
     return next(iter(teacher_forced_check(prompt_ids, token_ids)), None)
 
 
+@contextmanager
+def on_all_cores() -> Iterator[None]:
+    """Torch computes with every core of this process meanwhile: whoever asks for it has nobody beside it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def judge(answers: Sequence[Answer], may_be_void: int) -> list[str]:
     """Assert that all answers are transformers' own; describe those that near ties make void."""
     void = []
-    for number, answer in enumerate(answers):
-        mismatch = first_mismatch(answer.prompt_ids, answer.token_ids)
+    with on_all_cores():
+        mismatches = [first_mismatch(answer.prompt_ids, answer.token_ids) for answer in answers]
+    for number, mismatch in enumerate(mismatches):
         if mismatch is None:
             continue
         assert mismatch.is_near_tie, f"answer {number} has a wrong token: {mismatch}"
