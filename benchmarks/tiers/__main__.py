@@ -9,13 +9,11 @@
 
 Beside them, in the same run: the same bytes copied from memory to memory by one thread, and read from a plain file.
 
-And what storing costs those who wait for nothing: eight streams whose every block is stored, beside no tier.
-
 Goals: host within 1.15 times device + bytes / half of memcpy; disk within device + bytes / half of the file's speed;
 slow within 1.1 times computed.
 
 Predicted before the first run: host 10 ms over device (46 MB copied and digested, both at 9 GB/s), 1.0 of what the
-goal allows; disk 40 ms over device; slow 1.0 and slow, new 1.05 of computed; streams 1.01 beside no tier.
+goal allows; disk 40 ms over device; slow 1.0 and slow, new 1.05 of computed.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from tests.support.oracle import demo_model_path
 HOST_FACTOR = 1.15
 SLOW_FACTOR = 1.1
 SLOWNESS = 4.0
-NUM_STREAMS, STREAM_PROMPT_TOKENS, STREAM_TOKENS = 8, 128, 64
 STEP_TOKENS = 512
 """As many in every engine, whatever each would have measured for itself: chunks weigh more than what is compared."""
 
@@ -40,7 +39,6 @@ class Worker:
     def __init__(self, num_tokens: int, num_threads: int, **offload: Any) -> None:
         self._inbox = Inbox()
         self._first_at: dict[str, float] = {}
-        self._finished: set[str] = set()
         self._num_asked = 0
         self.stats = EngineStats()
         config = EngineConfig(
@@ -71,23 +69,6 @@ class Worker:
         self.rest()
         return taken
 
-    def batch_s(self, prompts: list[list[int]], max_tokens: int) -> float:
-        """Seconds until all of these, sent at once, have their answers."""
-        self.rest()
-        names = []
-        started = time.perf_counter()
-        for prompt in prompts:
-            self._num_asked += 1
-            names.append(f"r{self._num_asked}")
-            params = SamplingParams(seed=0, temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-            request = Request(RequestId(names[-1]), "bench", tuple(prompt), params)
-            self._inbox.post(AddRequest(request))
-        while not self._finished.issuperset(names):
-            self._core.turn(0.05)
-        taken = time.perf_counter() - started
-        self.rest()
-        return taken
-
     def rest(self) -> None:
         """Until nothing is on its way to or from a tier."""
         while self._core.turn(0.02) or not self._core._is_idle:
@@ -105,8 +86,6 @@ class Worker:
             for output in message.outputs:
                 if output.token_ids:
                     self._first_at.setdefault(output.request_id, time.perf_counter())
-                if output.finish_reason:
-                    self._finished.add(output.request_id)
 
 
 def run(rounds: int, num_tokens: int, num_threads: int) -> dict[str, Any]:
@@ -144,13 +123,11 @@ def run(rounds: int, num_tokens: int, num_threads: int) -> dict[str, Any]:
             "device": lambda: _from_pool(plain, prompts),
             "host": lambda: _reread(workers["host"], prompts),
             "disk": lambda: _reread(workers["disk"], prompts, folder / "kv"),
-            "computed": lambda: plain.first_token_s(prompts.new()),
+            # The same engine: two that differ in nothing differ by a tenth in where their memory lies.
+            "computed": lambda: workers["slow"].first_token_s(prompts.new()),
             "slow": lambda: _reread(workers["slow"], prompts),
             "memcpy": lambda: _copy_s(num_bytes, plain.block_bytes),
             "file": lambda: _read_s(folder / "plain", num_bytes),
-            "streams, no tier": lambda: plain.batch_s(prompts.streams(), STREAM_TOKENS),
-            "streams, host": lambda: workers["host"].batch_s(prompts.streams(), STREAM_TOKENS),
-            "streams, disk": lambda: workers["disk"].batch_s(prompts.streams(), STREAM_TOKENS),
         }
         raw = report.interleave(sides, rounds) | {"slow, new": raw_new}
         loaded = {name: worker.stats.tiers[0] for name, worker in workers.items()}
@@ -168,8 +145,6 @@ def _state(raw: dict[str, list[float]], num_bytes: int, num_tokens: int) -> dict
         "slow, new": SLOW_FACTOR * seconds["computed"],
     }
     ratios = {name: seconds[name] / limit for name, limit in allowed.items()}
-    streams = seconds["streams, no tier"]
-    storing = {name: seconds[f"streams, {name}"] / streams for name in ("host", "disk")}
     speedups = {name: seconds["computed"] / seconds[name] for name in ("device", "host", "disk")}
     rows = [
         (name, 1e3 * value, 1e3 * allowed[name] if name in allowed else "", ratios.get(name, ""))
@@ -177,8 +152,6 @@ def _state(raw: dict[str, list[float]], num_bytes: int, num_tokens: int) -> dict
     ]
     title = f"first token of {num_tokens} tokens, {num_bytes / 1e6:.1f} MB of KV"
     report.print_table(title, ("where", "ms", "goal, ms", "of the goal"), rows)
-    what = f"{NUM_STREAMS} streams of {STREAM_PROMPT_TOKENS} in, {STREAM_TOKENS} out, all blocks stored"
-    report.print_table(what, ("tier", "time beside no tier"), list(storing.items()))
     return {
         "num_tokens": num_tokens,
         "kv_bytes": num_bytes,
@@ -186,7 +159,6 @@ def _state(raw: dict[str, list[float]], num_bytes: int, num_tokens: int) -> dict
         "goal_s": allowed,
         "of_goal": ratios,
         "times_faster_than_computed": speedups,
-        "streams_beside_no_tier": storing,
         "raw_s": raw,
     }
 
@@ -199,13 +171,7 @@ class _Prompts:
         self._chance = random.Random(1)
 
     def new(self) -> list[int]:
-        return self._random(self._num_tokens)
-
-    def streams(self) -> list[list[int]]:
-        return [self._random(STREAM_PROMPT_TOKENS) for _ in range(NUM_STREAMS)]
-
-    def _random(self, num_tokens: int) -> list[int]:
-        return [self._chance.randrange(100, 40_000) for _ in range(num_tokens)]
+        return [self._chance.randrange(100, 40_000) for _ in range(self._num_tokens)]
 
 
 def _from_pool(worker: Worker, prompts: _Prompts) -> float:
