@@ -18,6 +18,9 @@ from kvtransfer.tiers.base import BlockKey, Placement, Tier, TierChange
 from kvtransfer.tiers.load_rate import LoadRate
 from kvtransfer.tiers.mover import AskDone, LoadDone, LoadTargets, PostDone, StoreDone, TierMover
 
+READERS = 2
+"""Threads that a long load from a tier of our own is read by."""
+
 INITIAL_BYTES_PER_S = {TierName.HOST: 4e9, TierName.DISK: 1e9, TierName.REMOTE: 0.25e9}
 """What a tier is taken to give back before it has given anything."""
 
@@ -86,7 +89,14 @@ class KVConnector:
             name: _Level(
                 name,
                 tier,
-                TierMover(name, tier, post, max_waiting_bytes, load_rate),
+                TierMover(
+                    name,
+                    tier,
+                    post,
+                    max_waiting_bytes,
+                    load_rate,
+                    num_readers=1 if tier.is_shared else READERS,
+                ),
                 LoadRate(min(initial[name], load_rate or initial[name])),
             )
             for name, tier in tiers.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import xxhash
 
 from core.errors import ConfigError
+from kernels.host_memory import HostMemory, copy_runs
 from kvtransfer.pool_memory import PoolMemory, num_blocks_within
 from kvtransfer.tiers.base import Placement
 from kvtransfer.tiers.policies import DEFAULT_POLICY
@@ -46,12 +47,14 @@ class HostTier(SlottedTier):
 
     def write(self, placement: Placement, block: memoryview) -> None:
         """See Tier.write. The digest is of the bytes given, so that a copy that goes wrong is found out."""
-        self.slot_buffer(placement.slot)[:] = block
+        assert len(block) == self.block_bytes, f"{len(block)} bytes of a block"
+        self._copy(HostMemory(self.slot_buffer(placement.slot)), HostMemory(block))
         self._digests[placement.slot] = xxhash.xxh3_128_digest(block)
 
     def read(self, placement: Placement, block: memoryview) -> bool:
         """See Tier.read. The digest is of the copy: what counts is what the reader has."""
-        block[:] = self.slot_buffer(placement.slot)
+        assert len(block) == self.block_bytes, f"{len(block)} bytes for a block"
+        self._copy(HostMemory(block), HostMemory(self.slot_buffer(placement.slot)))
         return xxhash.xxh3_128_digest(block) == self._digests[placement.slot]
 
     def close(self) -> None:
@@ -59,3 +62,7 @@ class HostTier(SlottedTier):
         if self._memory is not None:
             self._memory.close()
             self._memory = None
+
+    def _copy(self, to: HostMemory, source: HostMemory) -> None:
+        """One block, leaving the interpreter to others meanwhile."""
+        copy_runs(to, [0], source, [0], self.block_bytes)

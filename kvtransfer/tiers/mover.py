@@ -1,7 +1,8 @@
-"""A tier's mover: one thread that carries blocks in and out, so that the engine thread waits for neither.
+"""A tier's mover: a thread that carries blocks in and out, so that the engine thread waits for neither.
 
 Questions to a shared store go first, then loads, and both come between two blocks of a store: a store is written
-behind, when there is nothing better to do. What it has to write is bounded; beyond that, stores are turned away.
+behind, when there is nothing better to do. What it has to write is bounded; beyond that, stores are turned away. A
+long load is shared with a second thread: its sequence waits, so a core may well be free.
 """
 
 from __future__ import annotations
@@ -11,16 +12,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 from core.events import Tier as TierName
 from kvtransfer.tiers.base import BlockKey, Placement, Tier
 
+LEAST_FOR_TWO = 8
+"""Blocks of a load that is worth another thread."""
+
 logger = logging.getLogger(__name__)
 
 
 class LoadTargets(Protocol):
-    """Where the blocks of one load go. Called on the mover's thread."""
+    """Where the blocks of one load go. Called on the mover's threads."""
 
     def enter(self, index: int) -> memoryview | None:
         """The bytes to fill with the load's block `index`, until `leave`; None where nobody wants it any more."""
@@ -102,6 +107,7 @@ class TierMover:
         of the blocks were written, two a store.
     max_waiting_bytes: of blocks to be stored that wait or are being written.
     load_rate: limit of what is read, in bytes a second, 0 for none.
+    num_readers: threads that a long load is read by, this one included; more than one for tiers that can use them.
     """
 
     def __init__(
@@ -111,6 +117,7 @@ class TierMover:
         post: PostDone,
         max_waiting_bytes: int,
         load_rate: float = 0.0,
+        num_readers: int = 1,
     ) -> None:
         self._name = name
         self._tier = tier
@@ -121,6 +128,10 @@ class TierMover:
         self._urgent: deque[_Load | _Question] = deque()
         self._stores: deque[_Store] = deque()
         self._is_stopped = False
+        self._num_readers = num_readers
+        self._readers = ThreadPoolExecutor(
+            max(1, num_readers - 1), thread_name_prefix=f"kv-tier-{name}-reader"
+        )
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=f"kv-tier-{name}", daemon=True)
         self._thread.start()
@@ -161,6 +172,7 @@ class TierMover:
             self._is_stopped = True
             self._changed.notify()
         self._thread.join()
+        self._readers.shutdown()
 
     # ---- the mover's thread
 
@@ -230,29 +242,49 @@ class TierMover:
         self._post(AskDone(self._name, job.job, job.chain, num_found))
 
     def _do_load(self, job: _Load) -> None:
-        damaged: list[Placement] = []
-        unread = list(job.placements)
+        """Several readers take every other block each, so that what comes first is what is needed first."""
+        count = len(job.placements)
+        num_readers = self._num_readers if count >= LEAST_FOR_TWO else 1
         started = time.perf_counter()
         try:
             self._tier.expect(job.placements)
-            for index, placement in enumerate(job.placements):
+        except Exception:  # only a hint
+            logger.exception("%s tier: what is read next cannot be prepared", self._name)
+        parts = [range(first, count, num_readers) for first in range(num_readers)]
+        others = [
+            self._readers.submit(self._read_part, job, part, num_readers) for part in parts[1:]
+        ]
+        outcomes = [self._read_part(job, parts[0], num_readers)]
+        outcomes += [other.result() for other in others]
+        seconds = time.perf_counter() - started
+        damaged = tuple(placement for outcome in outcomes for placement in outcome[0])
+        unread = tuple(placement for outcome in outcomes for placement in outcome[1])
+        self._post(LoadDone(self._name, job.job, job.placements, damaged, unread, seconds))
+
+    def _read_part(
+        self, job: _Load, part: range, num_readers: int
+    ) -> tuple[list[Placement], list[Placement]]:
+        """Read some blocks of a load: (damaged, unread). Never raises: the load has to be answered."""
+        damaged: list[Placement] = []
+        unread = [job.placements[index] for index in part]
+        try:
+            for index in part:
+                placement = job.placements[index]
                 if self._is_stopped or (block := job.targets.enter(index)) is None:
                     continue
                 unread.remove(placement)
                 try:
+                    if self._seconds_a_block:
+                        time.sleep(num_readers * self._seconds_a_block)
                     if not self._is_read(placement, block):
                         damaged.append(placement)
                 finally:
                     job.targets.leave(index)
-        except Exception:  # whatever it is, the load has to be answered
+        except Exception:
             logger.exception("%s tier: blocks cannot be loaded", self._name)
-        seconds = time.perf_counter() - started
-        done = LoadDone(self._name, job.job, job.placements, tuple(damaged), tuple(unread), seconds)
-        self._post(done)
+        return damaged, unread
 
     def _is_read(self, placement: Placement, block: memoryview) -> bool:
-        if self._seconds_a_block:
-            time.sleep(self._seconds_a_block)
         try:
             return self._tier.read(placement, block)
         except Exception:
