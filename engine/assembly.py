@@ -1,7 +1,8 @@
 """One engine put together from its config: model, pool, scheduler, movers.
 
 Owns the order of start: the model first, since its shapes decide the pool; the pool before the movers, which write into
-it; the word that all is ready last.
+it; tiers before the transports, so that what is wrong with them is found while no thread runs that a process would wait
+for; the word that all is ready last.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
     rate = runner.measure_prefill_rate(_STEP_SECONDS)
     identity = _identity(config, model, kernels)
     root = _hash_root(config, identity)
-    receivers, senders = make_movers(config, pool.life, storage, layout, inbox.post)
     connector = open_tiers(config.offload, layout, root, num_blocks, inbox.post)
+    receivers, senders = make_movers(config, pool.life, storage, layout, inbox.post)
     scheduler = Scheduler(_scheduler_config(config, model, root, max_model_len, rate), pool)
     core = EngineCore(
         config=config,
