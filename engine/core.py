@@ -62,7 +62,6 @@ from kvtransfer.events import (
     SessionDrained,
     WriterLeft,
 )
-from kvtransfer.tiers.connector import KVConnector
 from kvtransfer.transports.choice import Receivers, Senders
 
 _IDLE_WAIT_S = 0.25
@@ -87,9 +86,8 @@ class EngineCore:
         eos_token_ids: frozenset[int],
         receivers: Receivers,
         senders: Senders,
-        offload: Offload | None = None,
+        offload: Offload,
     ) -> None:
-        """offload: the tiers below the pool; None for none."""
         self._config = config
         self._inbox = inbox
         self._send = send
@@ -106,9 +104,7 @@ class EngineCore:
         self._decode_side = DecodeSide(
             config, layout, scheduler, pool, storage, receivers, send, self._relay
         )
-        self._offload = offload or Offload(
-            KVConnector({}, inbox.post, 1), scheduler, storage, inbox.post
-        )
+        self._offload = offload
         self._prefill_side = PrefillSide(
             scheduler, storage, senders, send, identity, layout, self._offload.look_up
         )

@@ -36,6 +36,10 @@ class SequenceStatus(IntEnum):
     FINISHED = 5
 
 
+WAITING_STATUSES = (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
+"""Of a sequence that waits for its first or its next start here."""
+
+
 class Gate(IntEnum):
     """Whether a sequence may be scheduled: sessions wait for the other side's grant.
 
@@ -116,7 +120,7 @@ class Sequence:
     @property
     def is_waiting(self) -> bool:
         """Whether the sequence waits for its first or its next start here."""
-        return self.status in (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
+        return self.status in WAITING_STATUSES
 
     @property
     def is_finished(self) -> bool:

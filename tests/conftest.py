@@ -84,8 +84,12 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(autouse=True)
 def _reference_kernels() -> Iterator[None]:
-    """A test that puts another backend in use leaves the reference to the next one."""
+    """A test that puts another backend in use, or gives torch more threads, leaves neither to the next one."""
+    torch = sys.modules.get("torch")
+    num_threads = torch.get_num_threads() if torch else None
     yield
+    if torch and num_threads:
+        torch.set_num_threads(num_threads)
     if "kernels.ops" in sys.modules:
         from kernels import ops, reference
 

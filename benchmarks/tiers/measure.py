@@ -24,6 +24,7 @@ from engine.config import EngineConfig
 from engine.messages import AddRequest, EngineReady, StepDone, ToFront
 from engine.offload_config import OffloadConfig
 from engine.stats import EngineStats
+from kvtransfer.tiers.disk_files import leave_memory
 from tests.support.oracle import demo_model_path
 
 HOST_FACTOR = 1.15
@@ -197,7 +198,7 @@ def _reread(worker: Worker, prompts: _Prompts, folder: Path | None = None) -> fl
     worker.first_token_s(prompts.new())
     if folder is not None:
         for file in folder.glob("*/blocks"):
-            _drop_pages(file)
+            leave_memory(file)
     return worker.first_token_s(prompt)
 
 
@@ -216,19 +217,10 @@ def _read_s(path: Path, num_bytes: int) -> float:
     """Seconds to read a plain file of so many bytes of which no page is in memory."""
     if not path.exists():
         path.write_bytes(os.urandom(num_bytes))
-    _drop_pages(path)
+    leave_memory(path)
     buffer = bytearray(_CHUNK_BYTES)
     started = time.perf_counter()
     with path.open("rb", buffering=0) as file:
         while file.readinto(buffer):
             pass
     return time.perf_counter() - started
-
-
-def _drop_pages(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)

@@ -3,7 +3,7 @@
 State and generation of a block live in one place, `core.blocks.BlockLife`, which movers see too. The pool adds what
 only the engine thread needs: reference counts, the free queue and the map from content to blocks.
 
-    in the free queue   FREE (no content) or CACHED (content findable), no references
+    in the free queue   FREE (no content) or CACHED (content findable), no references; passed over while lent to a mover
     held                RESERVED, FILLING or COMMITTED, one reference a table that names it
     set aside           QUARANTINED: given up while a writer was inside; back to the free queue by `settle`
     null block          FREE for ever, in no queue, so that no permit for it can be granted
@@ -228,8 +228,8 @@ class BlockPool:
         return found
 
     def num_cached_among(self, blocks: Iterable[BlockId]) -> int:
-        """How many of these blocks would come out of the free queue if they were acquired."""
-        return sum([self._references[block] == 0 for block in blocks])
+        """By how many fewer blocks could be allocated if these were acquired: those lent can not be allocated now."""
+        return sum([self._references[block] == 0 and block not in self._lent for block in blocks])
 
     def reset_prefix_cache(self) -> int:
         """Forget all content that nobody uses; how many blocks that were."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 from core.block_hash import BlockHash
@@ -198,21 +199,13 @@ class Offload:
 
     def _stats_of(self, name: Tier) -> TierStats:
         tier, seconds = self._connector.tier(name), self._connector.seconds(name)
-        counters = tier.counters
         return TierStats(
             tier=name,
             num_blocks=len(tier),
             capacity_blocks=tier.num_slots,
             block_bytes=tier.block_bytes,
             waiting_store_blocks=self._connector.num_waiting_blocks(name),
-            stored_blocks_total=counters.stored_blocks_total,
-            loaded_blocks_total=counters.loaded_blocks_total,
-            evicted_blocks_total=counters.evicted_blocks_total,
-            refused_stores_total=counters.refused_stores_total,
-            unadmitted_blocks_total=counters.unadmitted_blocks_total,
-            failed_blocks_total=counters.failed_blocks_total,
-            damaged_blocks_total=counters.damaged_blocks_total,
-            foreign_blocks_total=counters.foreign_blocks_total,
+            **asdict(tier.counters),
             load_seconds_total=seconds.load_seconds_total,
             store_seconds_total=seconds.store_seconds_total,
             policy=tier.figures(),

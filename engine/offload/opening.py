@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from engine.offload_config import OffloadConfig
 from kvtransfer.tiers.base import BlockKey, Tier
 from kvtransfer.tiers.connector import KVConnector
 from kvtransfer.tiers.disk import DiskConfig, DiskTier
-from kvtransfer.tiers.disk_files import FolderInUseError
+from kvtransfer.tiers.disk_files import FolderInUseError, leave_memory
 from kvtransfer.tiers.fingerprint import FINGERPRINT_BYTES, fingerprint
 from kvtransfer.tiers.host import HostTier
 from kvtransfer.tiers.mover import PostDone
@@ -102,7 +101,7 @@ def _read_rate(tier: Tier, file: Path | None = None) -> float:
         for placement in plan.placements:
             tier.write(placement, buffer)
         if file is not None:
-            _leave_memory(file)
+            leave_memory(file)
         started = time.perf_counter()
         tier.expect(plan.placements)
         for placement in plan.placements:
@@ -110,13 +109,3 @@ def _read_rate(tier: Tier, file: Path | None = None) -> float:
         return len(chain) * tier.block_bytes / (time.perf_counter() - started)
     finally:
         tier.close()
-
-
-def _leave_memory(file: Path) -> None:
-    """Have the kernel forget what it knows of a file."""
-    descriptor = os.open(file, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)

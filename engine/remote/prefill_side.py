@@ -102,7 +102,7 @@ class PrefillSide:
         send: Callable[[ToFront], None],
         identity: KVIdentity,
         layout: KVLayout,
-        look_up: Callable[[Sequence], bool] = lambda _: False,
+        look_up: Callable[[Sequence], bool],
     ) -> None:
         """look_up: loads what tiers have of a session's prompt; whether the session is held for that."""
         self._look_up = look_up

@@ -10,7 +10,8 @@ There are no phases: a prompt, a chunk of one, a decode step, a sequence whose K
 A local sequence is admitted when its whole prompt and one token more fit; it takes blocks for the prompt at once, so
 it can finish its prefill whatever comes. The head of the waiting is never overtaken by one that needs fewer blocks,
 except by sessions, which hold theirs already. When a running sequence needs a block and none is free, the last in
-policy order gives all of its own back and waits to recompute. Sessions never need another block and never give way.
+policy order gives all of its own back and waits, to recompute or to load. Sessions never need another block and never
+give way.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from engine.scheduler.config import SchedulerConfig
 from engine.scheduler.counters import SchedulerCounters
 from engine.scheduler.policy import ORDERS, PolicyQueue
 from engine.scheduler.stopping import check_stop
-from engine.sequence import Sequence, SequenceStatus
+from engine.sequence import WAITING_STATUSES, Sequence, SequenceStatus
 
 
 class Lender(Protocol):
@@ -38,9 +38,6 @@ class Lender(Protocol):
     def is_lending(self) -> bool:
         """Whether more will come back by itself, soon."""
         ...
-
-
-_QUEUED = (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
 
 
 class Roster:
@@ -129,7 +126,7 @@ class Roster:
         self.running.add(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take all blocks from a RUNNING or READY sequence; it waits to recompute, at its old place."""
+        """Take all blocks from a RUNNING or READY sequence; it waits at its old place, to recompute or to load."""
         self.detach(sequence)
         self.kv.release(sequence)
         sequence.status = SequenceStatus.PREEMPTED
@@ -140,7 +137,7 @@ class Roster:
 
     def detach(self, sequence: Sequence) -> None:
         """Take a sequence out of the queue that its status names; it keeps its blocks."""
-        if sequence.status in _QUEUED:
+        if sequence.is_waiting:
             self.waiting.remove(sequence)
         elif sequence.status is SequenceStatus.READY:
             self.ready.remove(sequence)
@@ -183,10 +180,10 @@ class Roster:
         for sequence in self._all_sequences():
             table = sequence.block_table
             tables += [*table.groups, table.spares]
-            if sequence.status in _QUEUED and not sequence.is_session:
+            if sequence.is_waiting and not sequence.is_session:
                 assert not table.num_held_blocks, "a waiting sequence holds blocks"
         for queue, statuses in (
-            (self.waiting, _QUEUED),
+            (self.waiting, WAITING_STATUSES),
             (self.ready, (SequenceStatus.READY,)),
             (self.running, (SequenceStatus.RUNNING,)),
             (self.arriving, (SequenceStatus.WAITING_FOR_KV,)),

@@ -199,6 +199,16 @@ class DiskFiles:
         return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
 
 
+def leave_memory(path: Path) -> None:
+    """Have the kernel write a file out and forget its pages, so that whoever reads it next reads the disk."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
 def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
     """(first, count) of neighbours that follow each other."""
     first, count = -1, 0

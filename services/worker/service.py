@@ -141,7 +141,8 @@ class WorkerService(pb_grpc.WorkerServicer):
             left = await self._state.snapshots.reset()
         except ServeError as error:
             await abort_with(context, error)
-        num_kept = sum(len(hashes) for hashes in left.hashes.values())
+        num_hashes = sum(len(hashes) for hashes in left.hashes.values())
+        num_kept = num_hashes * info.hash_root.block_size // info.layout.block_size
         return pb.ResetPrefixCacheAnswer(epoch=info.epoch, num_kept_blocks=num_kept)
 
 

@@ -47,15 +47,6 @@ pytestmark = pytest.mark.skipif(
 VOCAB_SIZE = 128
 
 
-@pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    """What `assemble` chooses for its process is this process's own afterwards."""
-    backend, num_threads = ops._active, torch.get_num_threads()
-    yield
-    ops.use_backend(backend)
-    torch.set_num_threads(num_threads)
-
-
 @pytest.fixture
 def card() -> Iterator[Card]:
     with poisoned_memory(), pretend_card() as card:

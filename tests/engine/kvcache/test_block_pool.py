@@ -337,3 +337,15 @@ def test_what_is_forgotten_while_it_is_lent_is_not_used_anew_before_it_is_back()
     pool.check_integrity([])
     pool.take_back(blocks[0])
     assert pool.allocate(2) == [2, 1]
+
+
+def test_what_is_lent_takes_nothing_from_those_that_can_be_allocated() -> None:
+    pool = make_pool(4)
+    blocks = store_chain(pool, 0, 1)
+    pool.lend(blocks[0])
+    pool.release(blocks[::-1])
+    before = pool.num_free
+    assert pool.num_cached_among(blocks) == 1
+    for block in blocks:
+        pool.acquire(block)
+    assert before - pool.num_free == 1

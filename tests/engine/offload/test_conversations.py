@@ -7,7 +7,6 @@ tokens and log-probabilities of one that never does.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ import torch
 from engine.config import EngineConfig
 from engine.messages import AddRequest, ChoiceOutput
 from engine.offload_config import OffloadConfig
-from kernels import ops
 from tests.support.engines import AssembledEngine, make_request, turn_until
 from tests.support.tiny_models import save_folder, tiny_model
 
@@ -37,14 +35,6 @@ class Turn(NamedTuple):
 
     tokens: list[int]
     sampling: dict[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    backend, num_threads = ops._active, torch.get_num_threads()
-    yield
-    ops.use_backend(backend)
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

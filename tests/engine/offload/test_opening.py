@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from core.errors import ConfigError
 from engine.assembly import assemble
 from engine.channel import Inbox
 from engine.config import EngineConfig
 from engine.offload_config import OffloadConfig
-from kernels import ops
 from tests.support.tiny_models import save_folder, tiny_model
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    backend, num_threads = ops._active, torch.get_num_threads()
-    yield
-    ops.use_backend(backend)
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import resource
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from engine.offload_config import OffloadConfig
 from engine.stats import TierStats
 from kvtransfer.tiers.base import BlockKey
 from tests.support.engines import BLOCK_SIZE, EngineHarness, make_request, turn_until
+from tests.support.full_disk import files_limited_to
 from tests.support.ledger_model import VOCAB_SIZE, ledger_answer
 
 MIB = 1 / 1024
@@ -140,17 +140,6 @@ def test_a_small_tier_never_loses_what_it_was_just_given(policy: str, num_slots:
         asker.ask(prefixes[0])
         asker.lose_pool()
         assert asker.ask(prefixes[0]) == [len(prefixes[0])]
-
-
-@contextmanager
-def files_limited_to(num_bytes: int) -> Iterator[None]:
-    """No file of this process grows beyond so many bytes, as on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.public_case("B35")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from kvtransfer.tiers.base import StorePlan
@@ -19,21 +16,11 @@ from tests.kvtransfer.tiers.harness import (
     store,
     write_all,
 )
+from tests.support.full_disk import files_limited_to
 
 
 def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
-
-
-@contextmanager
-def files_limited_to(num_bytes: int) -> Iterator[None]:
-    """No file of this process grows beyond so many bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def try_store(tier: object, *numbers: int) -> bool:

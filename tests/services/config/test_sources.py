@@ -113,6 +113,7 @@ def test_what_belongs_to_others_is_left_alone(tmp_path: Path) -> None:
         (["--num-speculative-tokens=5"], "write --speculative-config instead"),
         (["--quantization-fp8-dynamic"], "write --quantization instead"),
         (["--swap_space", "4"], "--swap-space is an old name; write --kv-offloading-size"),
+        (["--cpu-offload-gb", "4"], "weights stay where the model runs"),
         (["--gpu-memory-utilization", "0.9"], "write --kv-cache-memory-bytes instead"),
         (["--max-num-partial-prefills", "2"], "any number of prompts may be in progress"),
         (["-tp", "2"], "one rank; add workers"),
