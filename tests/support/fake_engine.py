@@ -13,7 +13,7 @@ import select
 import struct
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -147,7 +147,7 @@ class FakeEngine:
             EngineReady(
                 epoch=Epoch(int.from_bytes(os.urandom(7), "little")),
                 identity=IDENTITY,
-                layout=LAYOUT,
+                layout=replace(LAYOUT, block_size=self.options.block_size),
                 hash_root=HashRoot.of(IDENTITY),
                 num_blocks=100,
                 max_model_len=2048,
@@ -374,6 +374,7 @@ def main() -> None:
     parser.add_argument("--die-on-grant", action="store_true")
     parser.add_argument("--ignore-shutdown", action="store_true")
     parser.add_argument("--tiers", action="store_true")
+    parser.add_argument("--block-size", type=int, default=LAYOUT.block_size)
     options = parser.parse_args()
     config = msgspec.json.decode(options.config_json, type=EngineConfig)
     FakeEngine(options, config).run()

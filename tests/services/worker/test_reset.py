@@ -77,11 +77,13 @@ async def test_a_reset_empties_every_tier_here_and_in_the_index(server: ValkeySe
     await index.close()
 
 
-async def test_blocks_that_stay_are_counted() -> None:
-    """An engine that drops nothing has two blocks left."""
-    async with make_front() as front, open_channel(front.control_address) as channel:
+@pytest.mark.parametrize(("block_size", "num_blocks"), [(16, 2), (32, 1)])
+async def test_blocks_that_stay_are_counted(block_size: int, num_blocks: int) -> None:
+    """An engine that drops nothing has two hashes left."""
+    front = make_front("--block-size", str(block_size))
+    async with front, open_channel(front.control_address) as channel:
         answer = await WorkerStub(channel).ResetPrefixCache(REQUEST)
-        assert answer.num_kept_blocks == 2
+        assert answer.num_kept_blocks == num_blocks
 
 
 async def test_a_far_version_and_a_dead_engine_are_told_by_name() -> None:
