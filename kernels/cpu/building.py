@@ -1,8 +1,8 @@
 """How the native library is compiled: each source with its own flags, since each variant has its own instruction set.
 
 `setup.py` makes what is installed with them; `build_sanitized` makes the same sources into a library that ends the
-process with a report at a wrong address or undefined arithmetic. Only the standard library is imported here: setup.py
-runs before anything is installed.
+process with a report at a wrong address or undefined arithmetic, with matrix units in software. Only the standard
+library is imported here: setup.py runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _SANITIZED = [
     "-fsanitize=address,undefined,float-cast-overflow",
     "-fno-sanitize-address-use-after-scope",  # twice the time to compile, for code full of closures
     "-fno-sanitize-recover=all",
+    "-DBATON_SOFT_TILES",  # the variant for matrix units runs on a processor that has none
     *_LANGUAGE,
 ]
 

@@ -37,6 +37,12 @@ inline void load_columns(const Bytes& b) {
     _tile_loadd(7, b.high + b.plane, 64);
 }
 
+// A row's products, of which the sums fit 32 bits.
+inline F whole_sums(const int32_t* sums, int64_t r) {
+    auto sum = [&](int64_t plane) { return I{_mm512_load_si512(sums + 256 * plane + 16 * r)}; };
+    return to_float(shift_left<8>(shift_left<8>(sum(0)) + sum(1)) + sum(2));
+}
+
 // Adds to tiles 0 to 2 the products of 16 rows of signed `a`, 64 numbers each, with what load_columns loaded.
 template <bool columns_are_signed> inline void multiply_columns(const Bytes& a, int64_t stride) {
     _tile_loadd(4, a.high, stride);
@@ -99,8 +105,8 @@ private:
             store(lanes + 16 * q, from_bits(largest_parts<false>(own[q], l_.padded)));
         }
         const F tops = largest_bits(lanes);
-        store(scales_ + 16 * block, query_scales(l_.a, tops));
-        store(inverses, inverse_of(tops, 32767.0f));
+        store(scales_ + 16 * block, query_scales(l_, tops));
+        store(inverses, inverse_of(tops, key_steps(l_)));
         for (int64_t d = 0; d < wide_; d += 64) {
             for (int64_t q = 0; q < 16; q++) {
                 const Planes planes = planes_of<false>(own[q], d, all(inverses[q]));
@@ -230,7 +236,7 @@ private:
             if (part < 3) ready = score(block, part + 1);
             repeat<16>(BATON_EACH(r) {
                 const int64_t i = 16 * part + r;
-                F s = plane_sums(products, r) * (scales * all(key_scales[i]));
+                F s = whole_sums(products, r) * (scales * all(key_scales[i]));
                 if constexpr (is_capped) s = capped(s, soft_cap);
                 if constexpr (!sees_all) s = _mm512_mask_blend_ps(sights.seen(i), all(-INFINITY), s);
                 store(scores + 16 * i, s);
@@ -266,16 +272,16 @@ private:
         for (int half = 8; half; half /= 2)  // the one tree over 16 lanes, of which each is a vector here
             for (int j = 0; j < half; j++) sums[j] = sums[j] + sums[j + half];
         store(sums_ + 16 * block, fma(load(sums_ + 16 * block), own.kept, sums[0]));
-        const F largest = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3])), inverse = inverse_of(largest, 65535.0f);
+        const F largest = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3])), inverse = inverse_of(largest, kValueSteps);
         uint8_t* weights = weights_.high;
         for (int64_t j = 0; j < 16; j++) {
             __m512i x[4];
-            repeat<4>(BATON_EACH(v) { x[v] = _mm512_castps_si512(fma(load(scores + 16 * (16 * v + j)), inverse, all(kRoundUnsigned))); });
+            repeat<4>(BATON_EACH(v) { x[v] = _mm512_castps_si512(fma(load(scores + 16 * (16 * v + j)), inverse, all(kRound))); });
             const Planes planes = pack_planes(x[0], x[1], x[2], x[3]);
             _mm512_store_si512(weights + 64 * j, planes.high);
             _mm512_store_si512(weights + 1024 + 64 * j, planes.low);
         }
-        return {own.kept, largest * all(256.0f * kPerWeight)};
+        return {own.kept, largest * all(1.0f / kValueSteps)};
     }
 
     void fold_values(int64_t block, const Factors& factors) {
@@ -286,7 +292,7 @@ private:
         for (int64_t d = 0; d < l_.padded; d += 16, out += 256) {
             const int32_t* sums = ready;
             if (d + 16 < l_.padded) ready = sum_values(d + 16);
-            repeat<16>(BATON_EACH(r) { store(out + 16 * r, fma(load(out + 16 * r), kept, plane_sums(sums, r) * factor)); });
+            repeat<16>(BATON_EACH(r) { store(out + 16 * r, fma(load(out + 16 * r), kept, whole_sums(sums, r) * factor)); });
         }
     }
 

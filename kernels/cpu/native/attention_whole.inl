@@ -1,18 +1,30 @@
 // Attention over KV narrower than float32, in whole numbers.
 //
-// Queries, keys and values are rounded to 16 bits with one scale a vector: its largest magnitude over 32,767. A tile's
-// weights, times the scales of their values, are rounded to 16 bits without a sign, the largest being 65,535. So scores
-// and sums of values are exact integers on every instruction set, in any order; what a product gives is its integer
-// divided by 256 and rounded down, which 32 bits hold for up to 256 dimensions.
+// Queries and keys are rounded to so many steps that the sum of a head's products fits 32 bits, with one scale a vector:
+// its largest magnitude over the steps. So are values and a tile's weights times the scales of their values, for the sum
+// over the tile's positions. Scores and sums of values are exact integers, then, on every instruction set, in any order.
 
 namespace {
 
-constexpr int64_t kMaxWholeDim = 256;   // 255 * 32,767 * 256 < 2^31
-constexpr float kPerVector = 1.0f / 32767.0f, kPerWeight = 1.0f / 65535.0f;
-constexpr float kLeastTop = 1e-30f;     // vectors and weights below it fade to zero
-constexpr float kRoundSigned = 12582912.0f, kRoundUnsigned = 8388608.0f;  // adding it leaves the nearest integer in the low bits
+constexpr int64_t kMaxWholeDim = 256;
+constexpr float kLeastTop = 1e-30f;  // vectors and weights below it fade to zero
+constexpr float kRound = 12582912.0f;  // adding it leaves the nearest integer, signed, in the low 16 bits
 
 inline bool is_whole(const Layer& l) { return l.a.view.type != BATON_KV_F32 && l.dim <= kMaxWholeDim; }
+
+// The most steps of two sides whose products, `count` of them, sum up to less than 2^31.
+constexpr int64_t steps_of(int64_t count) {
+    int64_t steps = 1;
+    while (steps < 32767 && (steps + 1) * (steps + 1) * count < int64_t(1) << 31) steps++;
+    return steps;
+}
+constexpr float kValueSteps = steps_of(kTilePositions);  // of values and weights
+
+// Of queries and keys.
+inline float key_steps(const Layer& l) {
+    static constexpr float steps[] = {steps_of(16), steps_of(32), steps_of(64), steps_of(128), steps_of(256)};
+    return steps[l.dim <= 16 ? 0 : l.dim <= 32 ? 1 : l.dim <= 64 ? 2 : l.dim <= 128 ? 3 : 4];
+}
 
 // exp(x) for x not above 0, within 4e-6 of it: what is below exp(-87) is that, exp(0) is 1. The polynomial is 2^f on
 // [-0.5, 0.5] with the least relative error.
@@ -66,7 +78,7 @@ template <bool is_half> inline F part_of(const void* row, int64_t d) {
 
 // A vector's 16 numbers from `d` as integers in the low 16 bits, what is above them undefined.
 template <bool is_half> inline I rounded(const void* row, int64_t d, F inverse) {
-    return bits_of(fma(part_of<is_half>(row, d), inverse, all(kRoundSigned)));
+    return bits_of(fma(part_of<is_half>(row, d), inverse, all(kRound)));
 }
 
 // The largest magnitude of a vector's numbers by lane, as bits of what part_of reads.
@@ -86,7 +98,7 @@ template <bool is_half> inline I largest_parts(const void* row, int64_t padded) 
     return top;
 }
 
-template <bool is_half> inline void measure(TileRows& tile, int64_t padded) {
+template <bool is_half> inline void measure(TileRows& tile, int64_t padded, float steps) {
     alignas(64) float lanes[16 * 16];
     for (int64_t first = 0; first < kTilePositions; first += 16) {
         for (int64_t i = 0; i < 16; i++) store(lanes + 16 * i, from_bits(largest_parts<is_half>(tile.rows[first + i], padded)));
@@ -94,16 +106,16 @@ template <bool is_half> inline void measure(TileRows& tile, int64_t padded) {
 #if defined(BATON_AVX512)
         if constexpr (is_half) tops = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits_of(tops).v));
 #endif
-        store(tile.scales + first, tops * all(kPerVector));
-        store(tile.inverses + first, inverse_of(tops, 32767.0f));
+        store(tile.scales + first, tops * all(1.0f / steps));
+        store(tile.inverses + first, inverse_of(tops, steps));
     }
 }
 
 // Whether vectors are read from the pool as they are.
 inline bool reads_halves(const Layer& l) { return l.a.view.type == BATON_KV_F16 && l.padded == l.dim; }
 
-// Positions outside [low, high) are zeros. space: [64, padded].
-inline void load_rows(const Layer& l, const Chunk& chunk, int64_t half, const TileQueries& queries, float* space, TileRows& tile) {
+// Positions outside [low, high) are zeros. space: [64, padded]. steps: the largest magnitude of a rounded vector.
+inline void load_rows(const Layer& l, const Chunk& chunk, int64_t half, const TileQueries& queries, float* space, float steps, TileRows& tile) {
     static const float zeros[kMaxWholeDim] = {};
     const bool halves = reads_halves(l);
     const BatonKvView& view = l.a.view;
@@ -130,8 +142,8 @@ inline void load_rows(const Layer& l, const Chunk& chunk, int64_t half, const Ti
         const char* own = slot_bytes(l, chunk.table[block], chunk.head, half, offset);
         for (int64_t i = 0; i < count; i++) tile.ahead[position - next + i] = own + i * tile.ahead_bytes;
     });
-    if (halves) measure<true>(tile, l.padded);
-    else measure<false>(tile, l.padded);
+    if (halves) measure<true>(tile, l.padded, steps);
+    else measure<false>(tile, l.padded, steps);
 }
 
 // A position whose K or V is not finite gives no number to those who see it, though its integers look like any.
@@ -146,69 +158,69 @@ inline void join_damage(TileRows& keys, const TileRows& values) {
 template <typename TakeKeys, typename TakeValues>
 inline void load_tile(const Layer& l, const Chunk& chunk, const TileQueries& tile, float* space, TileRows& keys, TileRows& values, TakeKeys take_keys, TakeValues take_values) {
     auto take = [&](auto& taker) { reads_halves(l) ? taker(std::true_type{}) : taker(std::false_type{}); };
-    load_rows(l, chunk, 0, tile, space, keys);
+    load_rows(l, chunk, 0, tile, space, key_steps(l), keys);
     take(take_keys);
-    load_rows(l, chunk, 1, tile, space, values);
+    load_rows(l, chunk, 1, tile, space, kValueSteps, values);
     take(take_values);
     join_damage(keys, values);
 }
 
 // What takes a query's integer scores to what the softmax sees, but for the scale of the key; no number for one that is
 // not finite.
-inline F query_scales(const BatonAttend& a, F tops) { return tops * all(kPerVector) * all(256.0f * a.scale) + (tops - tops); }
+inline F query_scales(const Layer& l, F tops) { return tops * all(1.0f / key_steps(l)) * all(l.a.scale) + (tops - tops); }
 
-// sums[M][16 NV] = floor((256 * high + low)[M][2 pairs] * right[2 pairs][16 NV] / 256); put(m, v, sum).
+// sums[M][16 NV] = left[M][2 pairs] * right[2 pairs][16 NV]; put(m, v, sum).
 template <int M, int NV, typename Put> inline void whole_product(const int32_t* left, int64_t pairs, const int32_t* right, int64_t right_stride, Put put) {
-    I high[M][NV], low[M][NV];
-    repeat<M>(BATON_EACH(m) { repeat<NV>(BATON_EACH(v) { high[m][v] = low[m][v] = all_int(0); }); });
+    I sums[M][NV];
+    repeat<M>(BATON_EACH(m) { repeat<NV>(BATON_EACH(v) { sums[m][v] = all_int(0); }); });
     for (int64_t k = 0; k < pairs; k++, right += right_stride) {
         I r[NV];
         repeat<NV>(BATON_EACH(v) { r[v] = load_int(right + 16 * v); });
         repeat<M>(BATON_EACH(m) {
-            const I x = all_int(left[m * 2 * pairs + k]), y = all_int(left[m * 2 * pairs + pairs + k]);
-            repeat<NV>(BATON_EACH(v) {
-                high[m][v] = add_pairs(high[m][v], x, r[v]);
-                low[m][v] = add_pairs(low[m][v], y, r[v]);
-            });
+            const I x = all_int(left[m * pairs + k]);
+            repeat<NV>(BATON_EACH(v) { sums[m][v] = add_pairs(sums[m][v], x, r[v]); });
         });
     }
-    repeat<M>(BATON_EACH(m) { repeat<NV>(BATON_EACH(v) { put(m, v, high[m][v] + shift_right<8>(low[m][v])); }); });
+    repeat<M>(BATON_EACH(m) { repeat<NV>(BATON_EACH(v) { put(m, v, sums[m][v]); }); });
 }
 
 #if defined(BATON_AVX512)
-constexpr int kWholeRows = 3, kWholeVectors = 4;
+constexpr int kWholeRows = 6, kWholeVectors = 4;
 #else
-constexpr int kWholeRows = 3, kWholeVectors = 1;
+constexpr int kWholeRows = 6, kWholeVectors = 1;
 #endif
 
-// left: [count][2][pairs] pairs of 16-bit numbers, high bytes then low ones. right: [pairs][width] pairs.
-// put(row, column, 16 sums).
+// left: [count][pairs] pairs of 16-bit numbers. right: [pairs][width] pairs. put(row, column, 16 sums).
 template <typename Put> inline void whole_products(const int32_t* left, int64_t count, int64_t pairs, const int32_t* right, int64_t width, Put put) {
     auto columns = [&](auto vectors, int64_t c) {
         int64_t m = 0;
         for (; m + kWholeRows <= count; m += kWholeRows)
-            whole_product<kWholeRows, decltype(vectors)::value>(left + m * 2 * pairs, pairs, right + c, width, [&](int r, int v, I sum) { put(m + r, c + 16 * v, sum); });
+            whole_product<kWholeRows, decltype(vectors)::value>(left + m * pairs, pairs, right + c, width, [&](int r, int v, I sum) { put(m + r, c + 16 * v, sum); });
+        if (count - m >= 3) {
+            whole_product<3, decltype(vectors)::value>(left + m * pairs, pairs, right + c, width, [&](int r, int v, I sum) { put(m + r, c + 16 * v, sum); });
+            m += 3;
+        }
         for (; m < count; m++)
-            whole_product<1, decltype(vectors)::value>(left + m * 2 * pairs, pairs, right + c, width, [&](int, int v, I sum) { put(m, c + 16 * v, sum); });
+            whole_product<1, decltype(vectors)::value>(left + m * pairs, pairs, right + c, width, [&](int, int v, I sum) { put(m, c + 16 * v, sum); });
     };
     int64_t c = 0;
     for (; c + 16 * kWholeVectors <= width; c += 16 * kWholeVectors) columns(std::integral_constant<int, kWholeVectors>{}, c);
     for (; c < width; c += 16) columns(std::integral_constant<int, 1>{}, c);
 }
 
-// The vector units: pairs of 16-bit numbers at a time, high and low bytes of the left side apart.
+// The vector units: pairs of 16-bit numbers at a time.
 class WholeAttention {
 public:
     static size_t bytes(const Layer& l, int64_t queries) {
         const int64_t wide = wide_of(l);
-        return sizeof(int32_t) * (queries * (wide + 64 + 64 + 3) + 64 * (wide / 2 + l.padded / 2 + l.padded) + 8 * wide) + 10 * 64;
+        return sizeof(int32_t) * (queries * (wide / 2 + 64 + 32 + 3) + 64 * (wide / 2 + l.padded / 2 + l.padded) + 8 * wide) + 10 * 64;
     }
 
     // queries: [count, dim].
     WholeAttention(const Layer& l, const float* queries, int64_t count, Scratch& scratch)
-        : l_(l), count_(count), wide_(wide_of(l)), queries_(scratch.take<int32_t>(count * wide_)), scales_(scratch.take<float>(count)),
+        : l_(l), count_(count), wide_(wide_of(l)), queries_(scratch.take<int32_t>(count * wide_ / 2)), scales_(scratch.take<float>(count)),
           kept_(scratch.take<float>(count)), factors_(scratch.take<float>(count)), scores_(scratch.take<float>(count * 64)),
-          weights_(scratch.take<int32_t>(count * 64)), keys_(scratch.take<int32_t>(64 * wide_ / 2)), values_(scratch.take<int32_t>(32 * l.padded)),
+          weights_(scratch.take<int32_t>(count * 32)), keys_(scratch.take<int32_t>(64 * wide_ / 2)), values_(scratch.take<int32_t>(32 * l.padded)),
           space_(scratch.take<float>(64 * l.padded)), key_rows_(scratch.take<int16_t>(16 * wide_)) {
         for (int64_t q = 0; q < count; q++) take_query(queries + q * l.dim, q);
     }
@@ -227,15 +239,11 @@ private:
         std::memcpy(own, query, sizeof(float) * l_.dim);
         store(lanes, from_bits(largest_parts<false>(own, l_.padded)));
         const F tops = largest_bits(lanes);
-        store(first, query_scales(l_.a, tops));
+        store(first, query_scales(l_, tops));
         scales_[q] = first[0];
-        store(first, inverse_of(tops, 32767.0f));
-        int16_t* out = reinterpret_cast<int16_t*>(queries_ + q * wide_);
-        for (int64_t d = 0; d < wide_; d += 16) {
-            const I x = rounded<false>(own, d, all(first[0])) - bits_of(all(kRoundSigned));
-            store_words(out + d, shift_right<8>(x));
-            store_words(out + wide_ + d, x - shift_left<8>(shift_right<8>(x)));
-        }
+        store(first, inverse_of(tops, key_steps(l_)));
+        int16_t* out = reinterpret_cast<int16_t*>(queries_ + q * wide_ / 2);
+        for (int64_t d = 0; d < wide_; d += 16) store_words(out + d, rounded<false>(own, d, all(first[0])));
     }
 
     template <bool is_half> void take_keys(const TileRows& tile) {
@@ -267,12 +275,12 @@ private:
         load_tile(l_, chunk, tile, space_, keys, values, [&](auto is_half) { take_keys<decltype(is_half)::value>(keys); },
                   [&](auto is_half) { take_values<decltype(is_half)::value>(values); });
         const int64_t count = tile.end - tile.query;
-        whole_products(queries_ + tile.query * wide_, count, wide_ / 2, keys_, 64, [&](int64_t q, int64_t c, I sum) {
+        whole_products(queries_ + tile.query * wide_ / 2, count, wide_ / 2, keys_, 64, [&](int64_t q, int64_t c, I sum) {
             store(scores_ + 64 * q + c, to_float(sum) * (all(scales_[tile.query + q]) * load(keys.scales + c)));
         });
         for (int64_t q = tile.query; q < tile.end; q += 16)
             soften(sight, tile.first, q, tile.end - q < 16 ? tile.end - q : 16, scores_ + 64 * (q - tile.query), values.scales, fold);
-        whole_products(weights_ + tile.query * 64, count, kTilePositions / 2, values_, l_.padded, [&](int64_t q, int64_t c, I sum) {
+        whole_products(weights_ + tile.query * 32, count, kTilePositions / 2, values_, l_.padded, [&](int64_t q, int64_t c, I sum) {
             float* out = fold.values + (tile.query + q) * l_.padded + c;
             store(out, fma(load(out), all(kept_[tile.query + q]), to_float(sum) * all(factors_[tile.query + q])));
         });
@@ -304,15 +312,11 @@ private:
         }
         store_some(fold.sums + first, fma(load_some(fold.sums + first, n), by, sum_rows(sums)), n);
         const F largest = largest_rows(lanes);
-        store_some(factors_ + first, largest * all(256.0f * kPerWeight), n);
-        store(tops, inverse_of(largest, 65535.0f));
+        store_some(factors_ + first, largest * all(1.0f / kValueSteps), n);
+        store(tops, inverse_of(largest, kValueSteps));
         for (int r = 0; r < n; r++) {
-            int16_t* out = reinterpret_cast<int16_t*>(weights_ + (first + r) * 64);
-            repeat<4>(BATON_EACH(v) {
-                const I x = bits_of(fma(load(scores + 64 * r + 16 * v), all(tops[r]), all(kRoundUnsigned))) - bits_of(all(kRoundUnsigned));
-                store_words(out + 16 * v, shift_right<8>(x));
-                store_words(out + 64 + 16 * v, x - shift_left<8>(shift_right<8>(x)));
-            });
+            int16_t* out = reinterpret_cast<int16_t*>(weights_ + (first + r) * 32);
+            repeat<4>(BATON_EACH(v) { store_words(out + 16 * v, bits_of(fma(load(scores + 64 * r + 16 * v), all(tops[r]), all(kRound)))); });
         }
     }
 

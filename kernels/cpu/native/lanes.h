@@ -59,8 +59,12 @@ inline I load_int(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 inline void store_words(int16_t* p, I a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a.v)); }
 // The lower 16 bits of `a`, those of `b` above them.
 inline I pair_words(I a, I b) { return {_mm512_ternarylogic_epi32(a.v, _mm512_set1_epi32(0xffff), _mm512_slli_epi32(b.v, 16), 0xea)}; }
-// sum + the products of both pairs of signed 16-bit numbers in a lane.
-inline I add_pairs(I sum, I a, I b) { return {_mm512_dpwssd_epi32(sum.v, a.v, b.v)}; }
+// sum + the products of both pairs of signed 16-bit numbers in a lane. By name, as GCC gives the intrinsic's sum another
+// register and stores sums of a full register file to memory at every step.
+__attribute__((always_inline)) inline I add_pairs(I sum, I a, I b) {
+    asm("vpdpwssd %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));
+    return sum;
+}
 inline F load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline void store_half(uint16_t* p, F a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT)); }
 inline F load_bfloat(const uint16_t* p) {

@@ -136,7 +136,7 @@ template <int bits, int V> inline void unpack_group(const uint8_t* quants, __m51
 // With few rows a product waits for its weights: what comes some groups later is asked for now. The processor's own
 // prefetch stops at every page.
 template <int R> inline void ask_ahead(const uint8_t* data, int64_t bytes) {
-    if constexpr (R <= 4)
+    if constexpr (R <= 8)
         for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + 12 * bytes + at, 0, 3);
 }
 

@@ -17,8 +17,8 @@ from tests.support.paged_steps import Case, Step, cases
 from tests.support.poison import poisoned_memory
 
 TOLERANCE = 5e-6  # over float32 KV
-# Over narrower KV: 16 bits of the largest number of a vector, and of a tile's weights.
-WHOLE_TOLERANCE = 2e-4
+# Over narrower KV: sums of products fit 32 bits, so vectors and a tile's weights have 2,896 to 5,792 steps.
+WHOLE_TOLERANCE = 2e-3
 
 
 def tolerance_of(case: Case) -> float:

@@ -34,6 +34,16 @@ HostBackend(1, sys.argv[2]).write_kv(torch.ones(1, 1, 8), torch.ones(1, 1, 8), l
 """
 
 
+VARIANTS = """
+import sys
+from pathlib import Path
+from kernels.cpu import binding
+binding.use_library(Path(sys.argv[1]))
+from kernels.cpu.team import variants
+print(*variants())
+"""
+
+
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_sanitized(tmp_path_factory.mktemp("native"))
@@ -73,6 +83,15 @@ def test_the_kernels_tests_pass_without_a_report(sanitized: Path, tmp_path: Path
     assert not report, report
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout
+
+
+def test_the_variant_for_matrix_units_is_among_them(sanitized: Path, tmp_path: Path) -> None:
+    """Also on a processor that has none: its tiles are in software, and all bits are compared."""
+    done = run_python(tmp_path / "report", "-c", VARIANTS, str(sanitized))
+    assert done.returncode == 0, done.stderr
+    names = done.stdout.split()
+    assert names[-1] == "plain"
+    assert ("amx" in names) == ("avx512" in names), names
 
 
 @pytest.mark.parametrize("variant", ["avx2", "plain"])
