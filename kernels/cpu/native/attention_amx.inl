@@ -43,16 +43,15 @@ inline F whole_sums(const int32_t* sums, int64_t r) {
     return to_float(shift_left<8>(shift_left<8>(sum(0)) + sum(1)) + sum(2));
 }
 
-// Adds to tiles 0 to 2 the products of 16 rows of signed `a`, 64 numbers each, with what load_columns loaded.
-template <bool columns_are_signed> inline void multiply_columns(const Bytes& a, int64_t stride) {
+// Adds to tiles 0 to 2 the products of 16 rows of `a`, 64 numbers each, with what load_columns loaded. High bytes are
+// signed, low ones are not.
+inline void multiply_columns(const Bytes& a, int64_t stride) {
     _tile_loadd(4, a.high, stride);
-    if constexpr (columns_are_signed) _tile_dpbssd(0, 4, 6);
-    else _tile_dpbsud(0, 4, 6);
+    _tile_dpbssd(0, 4, 6);
     _tile_loadd(5, a.high + a.plane, stride);
     _tile_dpbsud(1, 4, 7);
     _tile_dpbuud(2, 5, 7);
-    if constexpr (columns_are_signed) _tile_dpbusd(1, 5, 6);
-    else _tile_dpbuud(1, 5, 6);
+    _tile_dpbusd(1, 5, 6);
 }
 
 class AmxAttention {
@@ -106,7 +105,7 @@ private:
         }
         const F tops = largest_bits(lanes);
         store(scales_ + 16 * block, query_scales(l_, tops));
-        store(inverses, inverse_of(tops, key_steps(l_)));
+        store(inverses, inverse_of(tops, all(key_steps(l_))));
         for (int64_t d = 0; d < wide_; d += 64) {
             for (int64_t q = 0; q < 16; q++) {
                 const Planes planes = planes_of<false>(own[q], d, all(inverses[q]));
@@ -178,7 +177,7 @@ private:
         start_sums();
         for (int64_t d = 0; d < wide_; d += 64) {
             if (wide_ > 64 || part == 0) load_columns({queries.high + 16 * d, queries.plane});
-            multiply_columns<true>({keys_.high + 16 * part * wide_ + d, keys_.plane}, wide_);
+            multiply_columns({keys_.high + 16 * part * wide_ + d, keys_.plane}, wide_);
         }
         put_sums(out);
         return out;
@@ -188,7 +187,7 @@ private:
     const int32_t* sum_values(int64_t d) {
         int32_t* out = products_ + d / 16 % 2 * kPlaneSums;
         start_sums();
-        multiply_columns<false>({values_.high + 64 * d, values_.plane}, 64);
+        multiply_columns({values_.high + 64 * d, values_.plane}, 64);
         put_sums(out);
         return out;
     }
@@ -252,27 +251,31 @@ private:
     template <bool sees_all> Factors exponentials(const Sights& sights, const Tops& own, int64_t block, const float* value_scales) {
         float* scores = scores_;
         const F top = own.top;
-        F sums[16], tops[4];
+        F sums[16], totals[16], tops[4];
         repeat<4>(BATON_EACH(v) { tops[v] = all(0.0f); });
         for (int64_t j = 0; j < 16; j++) {
-            F w[4];
+            F w[4], scaled[4];
             repeat<4>(BATON_EACH(v) {
                 const int64_t i = 16 * v + j;
                 w[v] = weight_of(load(scores + 16 * i) - top);
-                F scaled = w[v] * all(value_scales[i]);
+                scaled[v] = w[v] * all(value_scales[i]);
                 if constexpr (!sees_all) {
                     w[v] = _mm512_maskz_mov_ps(sights.seen(i), w[v]);
-                    scaled = _mm512_maskz_mov_ps(sights.seen(i), scaled);
+                    scaled[v] = _mm512_maskz_mov_ps(sights.seen(i), scaled[v]);
                 }
-                store(scores + 16 * i, scaled);
-                tops[v] = larger(tops[v], scaled);
+                store(scores + 16 * i, scaled[v]);
+                tops[v] = larger(tops[v], scaled[v]);
             });
             sums[j] = (w[0] + w[1]) + (w[2] + w[3]);
+            totals[j] = (scaled[0] + scaled[1]) + (scaled[2] + scaled[3]);
         }
         for (int half = 8; half; half /= 2)  // the one tree over 16 lanes, of which each is a vector here
-            for (int j = 0; j < half; j++) sums[j] = sums[j] + sums[j + half];
+            for (int j = 0; j < half; j++) {
+                sums[j] = sums[j] + sums[j + half];
+                totals[j] = totals[j] + totals[j + half];
+            }
         store(sums_ + 16 * block, fma(load(sums_ + 16 * block), own.kept, sums[0]));
-        const F largest = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3])), inverse = inverse_of(largest, kValueSteps);
+        const F largest = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3])), steps = weight_steps(largest, totals[0]), inverse = inverse_of(largest, steps);
         uint8_t* weights = weights_.high;
         for (int64_t j = 0; j < 16; j++) {
             __m512i x[4];
@@ -281,7 +284,7 @@ private:
             _mm512_store_si512(weights + 64 * j, planes.high);
             _mm512_store_si512(weights + 1024 + 64 * j, planes.low);
         }
-        return {own.kept, largest * all(1.0f / kValueSteps)};
+        return {own.kept, largest / steps};
     }
 
     void fold_values(int64_t block, const Factors& factors) {

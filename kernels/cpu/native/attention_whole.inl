@@ -1,8 +1,9 @@
 // Attention over KV narrower than float32, in whole numbers.
 //
 // Queries and keys are rounded to so many steps that the sum of a head's products fits 32 bits, with one scale a vector:
-// its largest magnitude over the steps. So are values and a tile's weights times the scales of their values, for the sum
-// over the tile's positions. Scores and sums of values are exact integers, then, on every instruction set, in any order.
+// its largest magnitude over the steps. So are values, for the sum over a tile's positions, and the tile's weights times the
+// scales of their values: the fewer of them are large, the more steps they have. Scores and sums of values are exact
+// integers, then, on every instruction set, in any order.
 
 namespace {
 
@@ -12,18 +13,29 @@ constexpr float kRound = 12582912.0f;  // adding it leaves the nearest integer, 
 
 inline bool is_whole(const Layer& l) { return l.a.view.type != BATON_KV_F32 && l.dim <= kMaxWholeDim; }
 
-// The most steps of two sides whose products, `count` of them, sum up to less than 2^31.
+// The most steps of two sides whose products, `count` of them, sum up to less than 2^31; 16 bits hold a step.
 constexpr int64_t steps_of(int64_t count) {
     int64_t steps = 1;
     while (steps < 32767 && (steps + 1) * (steps + 1) * count < int64_t(1) << 31) steps++;
     return steps;
 }
-constexpr float kValueSteps = steps_of(kTilePositions);  // of values and weights
+constexpr float kValueSteps = steps_of(kTilePositions);
 
 // Of queries and keys.
 inline float key_steps(const Layer& l) {
-    static constexpr float steps[] = {steps_of(16), steps_of(32), steps_of(64), steps_of(128), steps_of(256)};
-    return steps[l.dim <= 16 ? 0 : l.dim <= 32 ? 1 : l.dim <= 64 ? 2 : l.dim <= 128 ? 3 : 4];
+    static constexpr float steps[] = {steps_of(16),  steps_of(32),  steps_of(48),  steps_of(64),  steps_of(80),  steps_of(96),
+                                      steps_of(112), steps_of(128), steps_of(144), steps_of(160), steps_of(176), steps_of(192),
+                                      steps_of(208), steps_of(224), steps_of(240), steps_of(256)};
+    return steps[l.padded / 16 - 1];
+}
+
+// Of a tile's weights, a whole number: their sum, when this and each of them is rounded, times the most steps of a value
+// stays below 2^31.
+constexpr float kWeightSum = 370700.0f, kMostWeightSteps = 32767.0f;
+static_assert((int64_t(kWeightSum) + kTilePositions + 1) * int64_t(kValueSteps) < int64_t(1) << 31, "32 bits hold a sum of values");
+inline F weight_steps(F largest, F total) {
+    const F steps = smaller(all(kMostWeightSteps), all(kWeightSum) * (largest / larger(total, all(kLeastTop))));
+    return larger(all(1.0f), (steps + all(kRound)) - all(kRound));
 }
 
 // exp(x) for x not above 0, within 4e-6 of it: what is below exp(-87) is that, exp(0) is 1. The polynomial is 2^f on
@@ -56,9 +68,9 @@ inline F largest_bits(const float* lanes) {
 #endif
 }
 
-inline F inverse_of(F top, float largest) { return all(largest) / larger(top, all(kLeastTop)); }
+inline F inverse_of(F top, F steps) { return steps / larger(top, all(kLeastTop)); }
 
-// K or V of a tile before rounding: where each position's vector lies, and what takes it to 16 bits and back.
+// K or V of a tile before rounding: where each position's vector lies, and what takes it to whole numbers and back.
 struct TileRows {
     const void* rows[kTilePositions];  // halves in the pool, or floats
     float inverses[kTilePositions], scales[kTilePositions];
@@ -107,7 +119,7 @@ template <bool is_half> inline void measure(TileRows& tile, int64_t padded, floa
         if constexpr (is_half) tops = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits_of(tops).v));
 #endif
         store(tile.scales + first, tops * all(1.0f / steps));
-        store(tile.inverses + first, inverse_of(tops, steps));
+        store(tile.inverses + first, inverse_of(tops, all(steps)));
     }
 }
 
@@ -241,7 +253,7 @@ private:
         const F tops = largest_bits(lanes);
         store(first, query_scales(l_, tops));
         scales_[q] = first[0];
-        store(first, inverse_of(tops, key_steps(l_)));
+        store(first, inverse_of(tops, all(key_steps(l_))));
         int16_t* out = reinterpret_cast<int16_t*>(queries_ + q * wide_ / 2);
         for (int64_t d = 0; d < wide_; d += 16) store_words(out + d, rounded<false>(own, d, all(first[0])));
     }
@@ -289,7 +301,7 @@ private:
     // Scores [count, 64] of queries from `first` to rounded weights; at most 16 of them.
     void soften(const Sight& sight, int64_t tile, int64_t first, int64_t count, float* scores, const float* value_scales, const Fold& fold) {
         const int n = static_cast<int>(count);
-        alignas(64) float lanes[16 * 16] = {}, sums[16 * 16] = {}, tops[16];
+        alignas(64) float lanes[16 * 16] = {}, sums[16 * 16] = {}, totals[16 * 16] = {}, tops[16];
         for (int r = 0; r < n; r++) store(lanes + 16 * r, weigh(sight.of(first + r, tile), scores + 64 * r));
         const F before = load_some(fold.largest + first, n), top = larger(before, largest_rows(lanes)), by = weight_of(before - finite_top(top));
         store(tops, finite_top(top));
@@ -308,12 +320,13 @@ private:
                 store(scores + 64 * r + 16 * v, scaled[v]);
             });
             store(sums + 16 * r, (w[0] + w[1]) + (w[2] + w[3]));
+            store(totals + 16 * r, (scaled[0] + scaled[1]) + (scaled[2] + scaled[3]));
             store(lanes + 16 * r, larger(larger(scaled[0], scaled[1]), larger(scaled[2], scaled[3])));
         }
         store_some(fold.sums + first, fma(load_some(fold.sums + first, n), by, sum_rows(sums)), n);
-        const F largest = largest_rows(lanes);
-        store_some(factors_ + first, largest * all(1.0f / kValueSteps), n);
-        store(tops, inverse_of(largest, kValueSteps));
+        const F largest = largest_rows(lanes), steps = weight_steps(largest, sum_rows(totals));
+        store_some(factors_ + first, largest / steps, n);
+        store(tops, inverse_of(largest, steps));
         for (int r = 0; r < n; r++) {
             int16_t* out = reinterpret_cast<int16_t*>(weights_ + (first + r) * 32);
             repeat<4>(BATON_EACH(v) { store_words(out + 16 * v, bits_of(fma(load(scores + 64 * r + 16 * v), all(tops[r]), all(kRound)))); });

@@ -135,9 +135,8 @@ template <int bits, int V> inline void unpack_group(const uint8_t* quants, __m51
 
 // With few rows a product waits for its weights: what comes some groups later is asked for now. The processor's own
 // prefetch stops at every page.
-template <int R> inline void ask_ahead(const uint8_t* data, int64_t bytes) {
-    if constexpr (R <= 8)
-        for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + 12 * bytes + at, 0, 3);
+inline void ask_ahead(const uint8_t* data, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + 12 * bytes + at, 0, 3);
 }
 
 template <int bits, int group, int R> void quant_block(const BatonProduct& a, int64_t row, int64_t panel) {
@@ -154,7 +153,7 @@ template <int bits, int group, int R> void quant_block(const BatonProduct& a, in
     for (int64_t g = 0; g < groups; g++, data += step) {
         __m512i wv[V];
         unpack_group<bits, V>(data, wv);
-        ask_ahead<R>(data, step);
+        ask_ahead(data, step);
         const F scale = load_scales(data + quants, w.half_scales);
         const F least = w.has_min ? load_scales(data + quants + scales, w.half_scales) : all(0.0f);
         repeat<R>(BATON_EACH(r) {

@@ -52,7 +52,7 @@ template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t pa
             __m512i wv[8];
             unpack_group<4, 8>(data, wv);
             const __m512i pairs = _mm512_loadu_si512(data + 256);
-            ask_ahead<R>(data, kWholeBytes);
+            ask_ahead(data, kWholeBytes);
             repeat<R>(BATON_EACH(r) {
                 // Products with quant - 8 fit 16 bits; beside them lies the sum that the pair's second number meets.
                 __m512i x = _mm512_set1_epi32(in[r].starts[0]), y = _mm512_set1_epi32(in[r].starts[1]);

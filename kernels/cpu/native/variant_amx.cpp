@@ -15,9 +15,9 @@ static bool has_tiles() {
 #else
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    const bool has_tiles = d >> 24 & 1, has_int8 = d >> 25 & 1;
+    const bool has_units = d >> 24 & 1, has_int8 = d >> 25 & 1;
     constexpr int kRequestPermission = 0x1023, kTileData = 18;
-    return has_tiles && has_int8 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+    return has_units && has_int8 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #endif
 }
 static bool is_supported() { return kVariantAvx512.is_supported() && has_tiles(); }

@@ -3,4 +3,4 @@
 #include "kernels.inl"
 
 static bool is_supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
-extern const Variant kVariantAvx2 = {"avx2", is_supported, kOperations, 96 << 10};
+extern const Variant kVariantAvx2 = {"avx2", is_supported, kOperations, 160 << 10};

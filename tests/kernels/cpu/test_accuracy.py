@@ -1,6 +1,6 @@
 """The demo model with its blocks kept, on the host kernels, beside its dequantised weights in float32.
 
-Inputs, K and V are rounded to 16 bits and 4-bit blocks to whole numbers, as in a worker's default: what that may cost
+Inputs are rounded to 16 bits, K, V and 4-bit blocks to whole numbers, as in a worker's default: what that may cost
 is said here.
 """
 
