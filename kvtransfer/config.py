@@ -22,7 +22,7 @@ class TransferConfig:
         (`--link-rate`).
     window_bytes: what of a session may be on its way to one address, unanswered, before it waits
         (`--transfer-window`); a run more than that where one alone is larger.
-    max_connect_failures: failures of a peer's connection in a row, without one answer between,
+    max_connect_failures: failures of a peer's connection in a row, without one run answered between,
         before its sessions fail.
     connect_timeout_s: how long one attempt to connect and shake hands may take.
     reconnect_delay_s: pause after the first failure; doubles with each further one.

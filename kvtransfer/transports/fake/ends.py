@@ -174,10 +174,10 @@ class FakeSender:
     def take_answer(self, link: FakeLink, answer: AnswerPacket) -> None:
         """The receiver has spoken."""
         address = link.receiver.addresses[0]
-        self._num_failures[address] = 0
         lane = self.outbox.lanes[address]
         refusal = f"the receiver refuses session {answer.key}: unknown or ended"
         if answer.number:
+            self._num_failures[address] = 0
             run_answer = RunAnswer(answer.number, answer.is_accepted)
             self.outbox.answered(lane, answer.key, run_answer, refusal)
         elif not answer.is_accepted:

@@ -295,7 +295,6 @@ class OutboundLink:
         filled = self._answers_filled_bytes
         end = filled - (filled - start) % wire.ANSWER_BYTES
         for answer in wire.parse_answers(view[start:end]):
-            self._num_failures = 0
             self._take_answer(answer)
         self._answers[: filled - end] = self._answers[end:filled]
         self._answers_filled_bytes = filled - end
@@ -312,6 +311,7 @@ class OutboundLink:
                 if (found := self.lane.sessions.get(answer.key)) is not None:
                     self._outbox.fail(found, TransferError(refusal))
         else:
+            self._num_failures = 0  # a session let in is no progress yet
             run_answer = RunAnswer(answer.number, answer.is_accepted)
             self._outbox.answered(self.lane, answer.key, run_answer, refusal)
 

@@ -16,7 +16,16 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 FOLDER = Path(__file__).parent
 FILES = [
     FOLDER / f"test_{name}.py"
-    for name in ("rows", "products", "attention", "program", "sampling", "blocks", "merging")
+    for name in (
+        "rows",
+        "products",
+        "attention",
+        "whole_attention",
+        "program",
+        "sampling",
+        "blocks",
+        "merging",
+    )
 ]
 FILES.append(FOLDER.parent / "test_host_memory.py")
 

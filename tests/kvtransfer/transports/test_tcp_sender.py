@@ -67,7 +67,9 @@ def test_progress_between_breaks_ends_the_count_of_failures() -> None:
             transfer = p.transfer(num_tokens=100)
             p.expect(transfer)
             open_through(p, proxy, transfer)
-            p.push(transfer, layers_per_range=1)
+            for source in transfer.sources[0]:  # a run each, so that some arrive before each break
+                p.push_some(transfer, source.position, 0, 3)
+            p.sender.push(*transfer.key, 1, transfer.sources[1], 0, 2)
             finish(p, transfer)
             assert p.sender.counters.connections_lost_total == 6
 
@@ -90,6 +92,26 @@ def test_a_connection_that_breaks_again_and_again_fails_the_session() -> None:
             open_through(p, proxy, later)
             p.push(later)  # the peer is back: nothing of the failure sticks
             finish(p, later)
+
+
+def test_a_receiver_that_lets_sessions_in_and_then_breaks_off_is_given_up() -> None:
+    """It answers each time, but no run ever arrives."""
+    config = replace(FAST, max_connect_failures=3)
+    with tcp_pair(config=config) as p, closing(StubbornReceiver()) as receiver:
+        p.sender.open(SendSession(SessionId(3), 0, bytes(32), receiver.address))
+        p.sender.push(SessionId(3), 0, 0, [SourceBlock(0, BlockId(1), 4)], 0, 3)
+        for _ in range(3):
+            receiver.let_in()
+            receiver.read_run()
+            assert receiver.sock is not None
+            receiver.sock.close()
+        p.until(lambda: len(p.events(SendFailed)) == 1)
+        failed = p.events(SendFailed)[0]
+        assert isinstance(failed, SendFailed)
+        assert isinstance(failed.error, PeerLost)
+        receiver.listener.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            receiver.listener.accept()  # it is not tried again
 
 
 def test_a_receiver_of_another_version_fails_the_session_at_once() -> None:
