@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from core.errors import ConfigError
 
@@ -11,6 +11,9 @@ BACKENDS = ("native", "lmcache")
 STORE_MODES = ("eager", "lazy")
 REMOTE_SCHEMES = {"native": ("redis", "rediss", "unix"), "lmcache": ("lm",)}
 """Schemes of the remote store's address that each backend speaks."""
+
+_OF_TIER = {"disk_size": "disk_dir", "disk_threshold": "disk_dir", "remote_size": "remote_url"}
+"""What says nothing without the setting that makes its tier."""
 
 _GIB = 1 << 30
 
@@ -55,7 +58,16 @@ class OffloadConfig:
         for name in ("disk_size", "remote_size"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{_flag(name)}: {getattr(self, name)} must be above 0")
+        self._check_tiers()
         self._check_remote()
+
+    def _check_tiers(self) -> None:
+        """A setting of a tier that there is not would be ignored."""
+        for field in fields(self):
+            owner = _OF_TIER.get(field.name)
+            value = getattr(self, field.name)
+            if owner and value != field.default and not getattr(self, owner):
+                raise ConfigError(f"{_flag(field.name)}: {value} needs {_flag(owner)}")
 
     def _check_remote(self) -> None:
         schemes = REMOTE_SCHEMES[self.backend]

@@ -28,7 +28,9 @@ def test_one_of_them_is_enough(values: dict[str, object]) -> None:
 
 
 def test_sizes_are_in_gib() -> None:
-    config = OffloadConfig(size=1.5, disk_size=0.25, remote_size=2)
+    config = OffloadConfig(
+        size=1.5, disk_dir="kv", disk_size=0.25, remote_url="redis://h:1", remote_size=2
+    )
     assert (config.host_bytes, config.disk_bytes, config.remote_bytes) == (
         3 << 29,
         1 << 28,
@@ -41,6 +43,9 @@ def test_sizes_are_in_gib() -> None:
     [
         ({"size": -1.0}, "--kv-offloading-size: -1.0 must be at least 0"),
         ({"disk_size": 0.0}, "--kv-offloading-disk-size: 0.0 must be above 0"),
+        ({"disk_size": 8.0}, "--kv-offloading-disk-size: 8.0 needs --kv-offloading-disk-dir"),
+        ({"disk_threshold": 0}, "--kv-offloading-disk-threshold: 0 needs --kv-offloading-disk-dir"),
+        ({"remote_size": 8.0}, "--kv-offloading-remote-size: 8.0 needs --kv-offloading-remote-url"),
         ({"backend": "vllm"}, "--kv-offloading-backend: 'vllm' is unknown; known: native, lmcache"),
         ({"policy": "fifo"}, "--kv-offloading-policy: 'fifo' is unknown; known: arc, lru"),
         ({"store": "never"}, "--kv-offloading-store: 'never' is unknown; known: eager, lazy"),

@@ -62,6 +62,9 @@ def config_of(chance: random.Random, folder: Path) -> dict[str, Any]:
         "policy": chance.choice(["arc", "lru"]),
         "store": chance.choice(["eager", "lazy"]),
         "store_threshold": chance.choice([0, 0, 2]),
+    }
+    disk = {
+        "disk_dir": str(folder),
         "disk_threshold": chance.choice([0, 2]),
         "disk_size": chance.choice([0.01, 0.1]) * MIB,
     }
@@ -69,7 +72,7 @@ def config_of(chance: random.Random, folder: Path) -> dict[str, Any]:
     if "host" in kinds:
         values["size"] = chance.choice([0.008, 0.1]) * MIB
     if "disk" in kinds:
-        values["disk_dir"] = str(folder)
+        values |= disk
     if "remote" in kinds:
         values |= {"remote_url": "redis://anywhere:1", "remote_size": 0.05 * MIB}
     return values
