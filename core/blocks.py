@@ -207,23 +207,21 @@ class BlockLife:
         with self._lock:
             if permit not in self._live_permits:
                 return [False] * len(blocks)
-            generations, state, writers = permit.generations, self._state, self._writers
-            entered = [
-                generations.get(block) == self._generation[block] and state[block] in _WRITABLE
-                for block in blocks
-            ]
+            meant, now = permit.generations.get, self._generation
+            state, writers = self._state, self._writers
+            entered = [meant(block) == now[block] and state[block] in _WRITABLE for block in blocks]
             for block, is_inside in zip(blocks, entered, strict=True):
                 writers[block] += is_inside
             return entered
 
     def leave_all(self, blocks: Iterable[BlockId]) -> list[BlockId]:
         """`leave` each of several blocks, in one critical section; those that are quarantined and empty now."""
-        writers, empty = self._writers, []
+        writers, state, aside, empty = self._writers, self._state, BlockState.QUARANTINED, []
         with self._lock:
             for block in blocks:
-                assert writers[block] > 0, f"leave without enter, block {block}"
-                writers[block] -= 1
-                if not writers[block] and self._state[block] is BlockState.QUARANTINED:
+                left = writers[block] = writers[block] - 1
+                assert left >= 0, f"leave without enter, block {block}"
+                if not left and state[block] is aside:
                     empty.append(block)
         return empty
 

@@ -27,16 +27,19 @@ class Coverage:
     ) -> None:
         assert len(needed) == len(num_layers), "coverage: one map of positions a group"
         shares = [1] * len(num_layers) if num_shares is None else list(num_shares)
-        # (group, position) -> bit set of needed slots
-        self._needed = {
-            (group, position): (1 << num_slots) - 1
-            for group, positions in enumerate(needed)
-            for position, num_slots in positions.items()
-        }
+        # of each group: position -> bit set of needed slots, none of them empty
+        self._needed = [
+            {
+                position: (1 << num_slots) - 1
+                for position, num_slots in positions.items()
+                if num_slots
+            }
+            for positions in needed
+        ]
         self._num_layers = list(num_layers)
         self._num_rows = [a * b for a, b in zip(shares, num_layers, strict=True)]
-        # (group, position) -> bit set of covered slots for each layer of each share, made at the first admission
-        self._covered: dict[tuple[int, int], list[int]] = {}
+        # of each group: position -> bit set of covered slots for each layer of each share, made at the first admission
+        self._covered: list[dict[int, list[int]]] = [{} for _ in needed]
         self._num_lacking = sum(
             sum(positions.values()) * num_rows
             for positions, num_rows in zip(needed, self._num_rows, strict=True)
@@ -54,9 +57,9 @@ class Coverage:
 
     def is_block_whole(self, group: int, position: int) -> bool:
         """Whether every needed slot of every layer of every share of one block is there."""
-        covered = self._covered.get((group, position))
+        covered = self._covered[group].get(position)
         # no set has a slot that is not needed, so the least is whole only where all are
-        return covered is not None and min(covered) == self._needed[group, position]
+        return covered is not None and min(covered) == self._needed[group][position]
 
     def lacking_layers(
         self,
@@ -72,8 +75,8 @@ class Coverage:
 
         Empty when coverage has it all, or the session does not need the block.
         """
-        slots = self._needed.get((group, position), 0) & _bits(first_slot, end_slot)
-        covered = self._covered.get((group, position))
+        slots = self._needed[group].get(position, 0) & _bits(first_slot, end_slot)
+        covered = self._covered[group].get(position)
         if slots == 0:
             return []
         if covered is None:
@@ -95,12 +98,12 @@ class Coverage:
         share: int = 0,
     ) -> bool:
         """Count a range whose bytes are in place and verified; whether it added anything."""
-        slots = self._needed.get((group, position), 0) & _bits(first_slot, end_slot)
+        slots = self._needed[group].get(position, 0) & _bits(first_slot, end_slot)
         if slots == 0:
             return False
-        covered = self._covered.get((group, position))
+        covered = self._covered[group].get(position)
         if covered is None:
-            covered = self._covered[group, position] = [0] * self._num_rows[group]
+            covered = self._covered[group][position] = [0] * self._num_rows[group]
         first_row = share * self._num_layers[group] + first_layer
         end_row = first_row + num_layers
         rows = covered[first_row:end_row]
@@ -111,24 +114,16 @@ class Coverage:
         return num_added > 0
 
     def lacks_all(
-        self,
-        group: int,
-        positions: Sequence[int],
-        first_layer: int,
-        num_layers: int,
-        end_slots: Sequence[int],
+        self, group: int, positions: Sequence[int], first_layer: int, num_layers: int
     ) -> bool:
-        """Whether of each of these ranges of the first share nothing is covered, and something is needed."""
-        needed, covered = self._needed, self._covered
+        """Whether of these layers of the first share nothing is covered, in blocks of which something is needed."""
+        covered = self._covered[group]
+        if not self._needed[group].keys() >= set(positions):
+            return False
+        if covered.keys().isdisjoint(positions):
+            return True
         end_layer = first_layer + num_layers
-        for position, end_slot in zip(positions, end_slots, strict=True):
-            place = (group, position)
-            if not needed.get(place, 0) & ((1 << end_slot) - 1):
-                return False
-            rows = covered.get(place)
-            if rows is not None and any(rows[first_layer:end_layer]):
-                return False
-        return True
+        return not any(any(covered.get(p, ())[first_layer:end_layer]) for p in positions)
 
     def admit_all(
         self,
@@ -138,20 +133,21 @@ class Coverage:
         num_layers: int,
         end_slots: Sequence[int],
     ) -> list[bool]:
-        """`admit` each of several ranges that `lacks_all` speaks for; whether each one's block is whole now."""
-        is_whole_block = num_layers == self._num_rows[group]
-        whole: list[bool] = []
+        """`admit` each of several ranges, some slots from the first on, that `lacks_all` speaks for; whether each one's
+        block is whole now. No block comes twice.
+        """
+        needed, covered, num_rows = self._needed[group], self._covered[group], self._num_rows[group]
+        end_layer, num_slots, whole = first_layer + num_layers, 0, list[bool]()
         for position, end_slot in zip(positions, end_slots, strict=True):
-            place = (group, position)
-            if is_whole_block and place not in self._covered:
-                needed = self._needed.get(place, 0)
-                slots = needed & ((1 << end_slot) - 1)
-                self._covered[place] = [slots] * num_layers
-                self._num_lacking -= slots.bit_count() * num_layers
-                whole.append(slots == needed)
-            else:
-                self.admit(group, position, first_layer, num_layers, end_slot)
-                whole.append(self.is_block_whole(group, position))
+            all_slots = needed[position]
+            slots = all_slots & ((1 << end_slot) - 1)
+            rows = covered.get(position)
+            if rows is None:
+                rows = covered[position] = [0] * num_rows
+            rows[first_layer:end_layer] = [slots] * num_layers
+            num_slots += slots.bit_count()
+            whole.append(slots == all_slots and min(rows) == all_slots)
+        self._num_lacking -= num_slots * num_layers
         return whole
 
 

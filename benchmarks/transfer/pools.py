@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 from core.kv_layout import GroupKind, KVGroup, KVLayout, SlotFormat
 
 BLOCK_SIZE = 16
+SWITCH_INTERVAL_S = 0.0005
+"""As in an engine's process."""
+
 POOL_BYTES = 192 << 20
 """Beyond what any cache holds."""
 
@@ -24,6 +28,7 @@ def settle() -> None:
     """Do as a worker does when it has loaded: what is there by now is not looked through for garbage again."""
     gc.collect()
     gc.freeze()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def num_blocks_of(run_bytes: int) -> int:

@@ -53,11 +53,10 @@ class LiveSession:
             plan.plan.num_layers(plan.rank) if plan else [len(g.layers) for g in layout.groups],
             plan.plan.num_shares(plan.rank) if plan else None,
         )
-        self.blocks: dict[tuple[int, int], BlockId] = {
-            (index, destination.position): destination.block
-            for index, group in enumerate(session.destinations)
-            for destination in group
-        }
+        self.blocks: list[dict[int, BlockId]] = [
+            {destination.position: destination.block for destination in group}
+            for group in session.destinations
+        ]
         self.writing: list[IncomingRun] = []
         self.batch_link: object = None  # the connection that is at a batch
         self.batch_inside: RunBatch | None = None  # the one that is inside its blocks

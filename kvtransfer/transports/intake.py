@@ -179,7 +179,7 @@ class Intake:
             parts = live.coverage.lacking_layers(*run.cells)
             if parts and self._has_displaced(run, live):
                 live.writing.append(run)
-                run.aim(live.blocks[header.group, header.position], parts)
+                run.aim(live.blocks[header.group][header.position], parts)
             else:
                 run.fate = Fate.COVERED
             return run
@@ -228,9 +228,9 @@ class Intake:
             except TransferError as error:
                 self._fail(live, error)
                 raise
-            if not live.coverage.lacks_all(*batch.ranges):
+            if not live.coverage.lacks_all(*batch.ranges[:4]):
                 return None
-            blocks = [live.blocks[batch.group, position] for position in batch.positions]
+            blocks = [*map(live.blocks[batch.group].__getitem__, batch.positions)]
             entered = self.life.enter_all(live.session.permit, blocks)
             if all(entered) and len(set(blocks)) == len(blocks):
                 live.batch_link, live.batch_inside = link, batch
