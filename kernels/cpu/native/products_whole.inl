@@ -5,25 +5,18 @@ namespace {
 
 constexpr int64_t kSegment = 2048;  // columns whose products fit 32 bits: 8191 * 128 * 2048 < 2^31
 
-// What whole weights meet of R rows, group by group and row by row, so that one stream of memory is read.
-struct WholeInputs {
-    int8_t high[32], low[32];
-    int32_t starts[2], counts[2];  // of high bytes, of low ones
+// One row of quantised inputs as whole weights meet it: both planes, and of each group what its sums begin with and what
+// its second numbers meet, two of each.
+struct WholeRow {
+    const int8_t *high, *low;
+    const int32_t *starts, *counts;
 };
 
-template <int R> inline void gather_inputs(const BatonProduct& a, int64_t row, WholeInputs* out) {
-    const int64_t width = a.quantised.width, groups = width / 32, plane = plane_bytes(width);
-    for (int64_t r = 0; r < R; r++) {
-        const int8_t *high = a.quantised.values + (row + r) * 2 * plane, *low = high + plane;
-        const int32_t *starts = a.quantised.sums + (row + r) * sums_of(width), *counts = starts + 2 * groups;
-        for (int64_t g = 0; g < groups; g++) {
-            WholeInputs& own = out[g * R + r];
-            std::memcpy(own.high, high + 32 * g, 32);
-            std::memcpy(own.low, low + 32 * g, 32);
-            std::memcpy(own.starts, starts + 2 * g, 8);
-            std::memcpy(own.counts, counts + 2 * g, 8);
-        }
-    }
+inline WholeRow whole_row(const BatonProduct& a, int64_t row) {
+    const int64_t width = a.quantised.width, plane = plane_bytes(width);
+    const int8_t* high = a.quantised.values + row * 2 * plane;
+    const int32_t* starts = a.quantised.sums + row * sums_of(width);
+    return {high, high + plane, starts, starts + 2 * (width / 32)};
 }
 
 // What takes a panel's sums, in units of 256, to numbers, but for the scale of the inputs.
@@ -37,31 +30,35 @@ inline F joined(I high, I low) { return to_float(high + shift_right<8>(low)); }
 
 #if defined(BATON_AVX512)
 
-template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t panel, const WholeInputs* in) {
+template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t panel) {
     const BatonWeight& w = *a.weight;
     const int64_t groups = w.num_columns / 32;
     const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w);
     const __m512i lower = _mm512_set1_epi32(0xffff);
+    WholeRow in[R];
     F sums[R];
-    repeat<R>(BATON_EACH(r) { sums[r] = all(0.0f); });
+    repeat<R>(BATON_EACH(r) {
+        in[r] = whole_row(a, row + r);
+        sums[r] = all(0.0f);
+    });
     for (int64_t first = 0; first < groups; first += kSegment / 32) {
         const int64_t end = first + kSegment / 32 < groups ? first + kSegment / 32 : groups;
         __m512i high[R], low[R];
         repeat<R>(BATON_EACH(r) { high[r] = low[r] = _mm512_setzero_si512(); });
-        for (int64_t g = first; g < end; g++, data += kWholeBytes, in += R) {
+        for (int64_t g = first; g < end; g++, data += kWholeBytes) {
             __m512i wv[8];
             unpack_group<4, 8>(data, wv);
             const __m512i pairs = _mm512_loadu_si512(data + 256);
             ask_ahead(data, kWholeBytes);
             repeat<R>(BATON_EACH(r) {
                 // Products with quant - 8 fit 16 bits; beside them lies the sum that the pair's second number meets.
-                __m512i x = _mm512_set1_epi32(in[r].starts[0]), y = _mm512_set1_epi32(in[r].starts[1]);
+                __m512i x = _mm512_set1_epi32(in[r].starts[2 * g]), y = _mm512_set1_epi32(in[r].starts[2 * g + 1]);
                 repeat<8>(BATON_EACH(v) {
-                    x = _mm512_dpbusd_epi32(x, wv[v], four_bytes(in[r].high + 4 * v));
-                    y = _mm512_dpbusd_epi32(y, wv[v], four_bytes(in[r].low + 4 * v));
+                    x = _mm512_dpbusd_epi32(x, wv[v], four_bytes(in[r].high + 32 * g + 4 * v));
+                    y = _mm512_dpbusd_epi32(y, wv[v], four_bytes(in[r].low + 32 * g + 4 * v));
                 });
-                x = _mm512_ternarylogic_epi32(x, lower, _mm512_set1_epi32(in[r].counts[0]), 0xea);  // (x & lower) | counts
-                y = _mm512_ternarylogic_epi32(y, lower, _mm512_set1_epi32(in[r].counts[1]), 0xea);
+                x = _mm512_ternarylogic_epi32(x, lower, _mm512_set1_epi32(in[r].counts[2 * g]), 0xea);  // (x & lower) | counts
+                y = _mm512_ternarylogic_epi32(y, lower, _mm512_set1_epi32(in[r].counts[2 * g + 1]), 0xea);
                 high[r] = _mm512_dpwssd_epi32(high[r], x, pairs);
                 low[r] = _mm512_dpwssd_epi32(low[r], y, pairs);
             });
@@ -91,20 +88,21 @@ inline I pair_products(I dot, int32_t count, const uint8_t* pairs) {
 #endif
 }
 
-template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t panel, const WholeInputs* in) {
+template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t panel) {
     static_assert(R == 1, "one row at a time");
     const BatonWeight& w = *a.weight;
     const int64_t groups = w.num_columns / 32;
     const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w);
+    const WholeRow in = whole_row(a, row);
     F sum = all(0.0f);
     for (int64_t first = 0; first < groups; first += kSegment / 32) {
         const int64_t end = first + kSegment / 32 < groups ? first + kSegment / 32 : groups;
         I high = all_int(0), low = high;
-        for (int64_t g = first; g < end; g++, data += kWholeBytes, in++) {
-            const I x = group_products<4, 32>(data, in->high) + all_int(in->starts[0]);
-            const I y = group_products<4, 32>(data, in->low) + all_int(in->starts[1]);
-            high = high + pair_products(x, in->counts[0], data + 256);
-            low = low + pair_products(y, in->counts[1], data + 256);
+        for (int64_t g = first; g < end; g++, data += kWholeBytes) {
+            const I x = group_products<4, 32>(data, in.high + 32 * g) + all_int(in.starts[2 * g]);
+            const I y = group_products<4, 32>(data, in.low + 32 * g) + all_int(in.starts[2 * g + 1]);
+            high = high + pair_products(x, in.counts[2 * g], data + 256);
+            low = low + pair_products(y, in.counts[2 * g + 1], data + 256);
         }
         sum = sum + joined(high, low);
     }
@@ -113,12 +111,10 @@ template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t pa
 
 #endif
 
-template <int R> inline void whole_rows(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, WholeInputs* inputs) {
-    for (; row + R <= end; row += R) {
-        gather_inputs<R>(a, row, inputs);
-        for (int64_t p = panel; p < last; p++) whole_block<R>(a, row, p, inputs);
-    }
-    if constexpr (R > 1) whole_rows<R / 2>(a, row, end, panel, last, inputs);
+template <int R> inline void whole_rows(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last) {
+    for (; row + R <= end; row += R)
+        for (int64_t p = panel; p < last; p++) whole_block<R>(a, row, p);
+    if constexpr (R > 1) whole_rows<R / 2>(a, row, end, panel, last);
 }
 
 #if defined(BATON_AMX)
@@ -132,10 +128,10 @@ inline void whole_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t 
         amx_whole_tile(a, row, end, panel, last, scratch);
         return;
     }
+#else
+    (void)scratch;
 #endif
-    const size_t count = static_cast<size_t>(a.weight->num_columns / 32 * kQuantRows);
-    scratch.reserve(count * sizeof(WholeInputs) + 64);
-    whole_rows<kQuantRows>(a, row, end, panel, last, scratch.take<WholeInputs>(count));
+    whole_rows<kQuantRows>(a, row, end, panel, last);
 }
 
 }  // namespace
