@@ -4,6 +4,7 @@
 them.
 """
 
+import contextlib
 import gc
 import os
 import sys
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from services.cluster.ports import HeldPort
 
 for name, value in {
     "OMP_NUM_THREADS": "1",
@@ -126,3 +129,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """After the summary: no wait for what was told above."""
     if _movers():
         os._exit(1)
+
+
+@pytest.fixture
+def held_port() -> Iterator[int]:
+    """A TCP port of 127.0.0.1 that refuses connections until the test starts a server there, as often as it likes."""
+    with contextlib.closing(HeldPort()) as held:
+        yield held.port

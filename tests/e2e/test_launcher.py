@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from kernels.cpu.binding import find_library
-from tests.support.nodes import free_port, wait_until
+from services.cluster.ports import HeldPort
+from tests.support.nodes import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -27,7 +28,8 @@ class Up:
     """One `baton up`."""
 
     def __init__(self, log: Path) -> None:
-        self.port = free_port()
+        self._held = HeldPort()
+        self.port = self._held.port
         self._log = log
         # Its own: other workers on this machine use the one that all share.
         self.ledger = Path("/dev/shm") / f"baton-test-cores-{self.port}"
@@ -41,6 +43,14 @@ class Up:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def close(self) -> None:
+        """Nothing of it is left, however far it came."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self.ledger.unlink(missing_ok=True)
+        self._held.close()
 
     @property
     def text(self) -> str:
@@ -69,10 +79,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
         wait_until(lambda: "Stop it with Ctrl-C" in started.text, "baton up is up", 90.0)
         yield started
     finally:
-        if started.process.poll() is None:
-            os.killpg(started.process.pid, signal.SIGKILL)
-            started.process.wait()
-        started.ledger.unlink(missing_ok=True)
+        started.close()
 
 
 def shared_memory() -> set[str]:
@@ -108,9 +115,7 @@ def test_paris_streaming_and_not_then_nothing_is_left(tmp_path: Path, end: signa
         assert not alive
         assert shared_memory() == segments
     finally:
-        if started.process.poll() is None:
-            os.killpg(started.process.pid, signal.SIGKILL)
-            started.process.wait()
+        started.close()
 
 
 def test_a_killed_launcher_takes_everything_with_it(up: Up) -> None:

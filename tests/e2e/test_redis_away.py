@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.answers import Answer, ask_all, judge, mtbench_prompts
 from tests.support.nodes import Cluster, run_cluster, wait_until
-from tests.support.valkey import HeldPort, running_valkey
+from tests.support.valkey import running_valkey
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -77,15 +77,15 @@ def test_requests_outlive_redis_and_cache_routing_returns_with_it(logs: Path) ->
         cluster.wait_idle()
 
 
-def test_a_cluster_born_without_redis_serves_and_joins_when_it_appears(logs: Path) -> None:
+def test_a_cluster_born_without_redis_serves_and_joins_when_it_appears(
+    logs: Path, held_port: int
+) -> None:
     texts = mtbench_prompts(4)
-    held = HeldPort()
-    with cluster_of(logs / "late-redis", f"redis://127.0.0.1:{held.port}/0") as cluster:
+    with cluster_of(logs / "late-redis", f"redis://127.0.0.1:{held_port}/0") as cluster:
         assert index_state(cluster) != "connected"
         judge(ask(cluster, texts), may_be_void=1)
         assert cluster.workers["d"].metrics()["baton:sessions_completed_total"] == len(texts)
-        held.release()
-        with running_valkey(port=held.port):
+        with running_valkey(port=held_port):
             wait_until(lambda: index_state(cluster) == "connected", "the gateway finds Redis")
             before = matched_tokens(cluster)
             wait_until(

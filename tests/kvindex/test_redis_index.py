@@ -31,7 +31,7 @@ from tests.support.index_values import (
     create_worker,
     stored,
 )
-from tests.support.valkey import command, free_port, running_valkey
+from tests.support.valkey import command, running_valkey
 
 LEASE_MS = 60_000
 CONFIG = IndexConfig(command_timeout_ms=5_000, retry_interval_ms=50)
@@ -161,8 +161,8 @@ async def test_shards_split_workers_and_never_prefixes(valkey: ValkeyServer) -> 
             assert f"{{{shard}}}" in key
 
 
-async def test_scripts_keep_to_the_slot_of_their_shard() -> None:
-    options = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+async def test_scripts_keep_to_the_slot_of_their_shard(held_port: int) -> None:
+    options = ("--cluster-enabled", "yes", "--cluster-port", str(held_port))
     with running_valkey(port=0, options=options) as server:
         await command(server, "CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         async with asyncio.timeout(10):

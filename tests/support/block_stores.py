@@ -93,4 +93,4 @@ def _on_lmcache(clock: Clock) -> StoreServer:
 
 def stop_lmcache() -> None:
     while _lmcache:
-        _lmcache.pop().kill()
+        _lmcache.pop().close()

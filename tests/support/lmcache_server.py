@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.support.valkey import HeldPort
+from services.cluster.ports import HeldPort
 
 IS_INSTALLED = importlib.util.find_spec("lmcache") is not None
 _START_TIMEOUT_S = 60.0
@@ -28,9 +28,8 @@ class LMCacheServer:
     """One server at one address. It is not running until `start`."""
 
     def __init__(self) -> None:
-        held = HeldPort()
-        self.port = held.port
-        self._held: HeldPort | None = held
+        self._held = HeldPort()
+        self.port = self._held.port
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -43,9 +42,6 @@ class LMCacheServer:
 
     def start(self) -> None:
         """Return when it answers; it holds nothing."""
-        if self._held is not None:
-            self._held.release()
-            self._held = None
         command = [sys.executable, "-m", "tests.support.lmcache_server", str(os.getpid())]
         paths = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
         environment = {
@@ -72,6 +68,11 @@ class LMCacheServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def close(self) -> None:
+        """Kill it for good."""
+        self.kill()
+        self._held.close()
 
     def pause(self) -> None:
         """Its address still accepts connections and answers nothing."""

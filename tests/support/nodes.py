@@ -1,13 +1,12 @@
 """Real processes of a cluster, each started as a user would start it: `baton gateway`, `baton prefill` and so on.
 
-Addresses are chosen once a node, so that a node that is killed comes back where it was.
+Addresses are held for as long as the cluster, so that a node that is killed comes back where it was.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,18 +17,12 @@ from pathlib import Path
 
 import httpx
 
+from services.cluster.ports import HeldPort
 from tests.support.oracle import demo_model_path
 
 MODEL_NAME = "demo"
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 15.0
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_until(
@@ -198,24 +191,21 @@ def run_cluster(
     index = ["--redis-url", redis_url] if redis_url else []
     workers: dict[str, Node] = {}
     seeds: list[str] = []
-    for name, role in roles.items():
-        port, metrics_port = free_port(), free_port()
-        arguments = [role, str(demo_model_path()), "--served-model-name", MODEL_NAME]
-        arguments += ["--port", str(port), "--metrics-port", str(metrics_port), "--worker-id", name]
-        arguments += ["--num-threads", str(threads), *index, *(worker_arguments or [])]
-        arguments += (own_arguments or {}).get(name, [])
-        health = f"http://127.0.0.1:{metrics_port}/health"
-        workers[name] = Node(name, arguments, health, folder / f"{name}.log")
-        seeds.append(f"127.0.0.1:{port}")
-    port = free_port()
-    arguments = ["gateway", "--port", str(port), "--seed", *seeds, *index]
-    gateway = Node(
-        "gateway",
-        arguments + (gateway_arguments or []),
-        f"http://127.0.0.1:{port}/health",
-        folder / "gateway.log",
-    )
     with ExitStack() as stack:
+        for name, role in roles.items():
+            port, metrics_port = _hold_port(stack), _hold_port(stack)
+            arguments = [role, str(demo_model_path()), "--served-model-name", MODEL_NAME]
+            arguments += ["--port", str(port), "--metrics-port", str(metrics_port)]
+            arguments += ["--worker-id", name, "--num-threads", str(threads), *index]
+            arguments += [*(worker_arguments or []), *(own_arguments or {}).get(name, [])]
+            health = f"http://127.0.0.1:{metrics_port}/health"
+            workers[name] = Node(name, arguments, health, folder / f"{name}.log")
+            seeds.append(f"127.0.0.1:{port}")
+        port = _hold_port(stack)
+        arguments = ["gateway", "--port", str(port), "--seed", *seeds, *index]
+        arguments += gateway_arguments or []
+        health = f"http://127.0.0.1:{port}/health"
+        gateway = Node("gateway", arguments, health, folder / "gateway.log")
         for node in (*workers.values(), gateway):
             node.start()
             stack.callback(node.stop)
@@ -224,3 +214,9 @@ def run_cluster(
         cluster = Cluster(gateway, workers)
         cluster.wait_routable()
         yield cluster
+
+
+def _hold_port(stack: ExitStack) -> int:
+    held = HeldPort()
+    stack.callback(held.close)
+    return held.port

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,31 +22,6 @@ def running_valkey(
         yield server
     finally:
         server.stop()
-
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listened on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-class HeldPort:
-    """A TCP port of 127.0.0.1 that refuses connections until a server is to take it.
-
-    One that is merely free can become the port of a client: one that tries to reach it again and again then meets
-    itself, and the server finds it taken.
-    """
-
-    def __init__(self) -> None:
-        self._socket = socket.socket()
-        self._socket.bind(("127.0.0.1", 0))
-        self.port: int = self._socket.getsockname()[1]
-
-    def release(self) -> None:
-        """Let a server have it."""
-        self._socket.close()
 
 
 async def command(server: ValkeyServer, *words: Any) -> Any:

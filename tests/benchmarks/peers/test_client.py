@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from benchmarks.peers.client import ServerRefusedError, stream_all
-from benchmarks.peers.peer import free_port
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -25,8 +24,8 @@ async def read_request(reader: asyncio.StreamReader) -> bytes:
 
 
 async def serve(handler: Handler) -> tuple[asyncio.Server, int]:
-    port = free_port()
-    return await asyncio.start_server(handler, "127.0.0.1", port), port
+    server = await asyncio.start_server(handler, "127.0.0.1", 0)
+    return server, server.sockets[0].getsockname()[1]
 
 
 async def test_two_streams_share_one_origin_of_time() -> None:

@@ -13,7 +13,7 @@ from engine.messages import AddRequest
 from engine.offload_config import OffloadConfig
 from tests.support.engines import EngineHarness, make_request, turn_until
 from tests.support.ledger_model import VOCAB_SIZE, ledger_answer
-from tests.support.valkey import HeldPort, running_valkey
+from tests.support.valkey import running_valkey
 
 PROMPT = [(7 * number) % VOCAB_SIZE for number in range(100)]
 NUM_CACHED = 96
@@ -71,18 +71,16 @@ def test_the_host_comes_first_and_the_store_for_the_rest() -> None:
 
 @pytest.mark.public_case("B35")
 @pytest.mark.failure_edge("tier read fails or is corrupt")
-def test_a_store_that_is_stopped_is_a_miss_and_hits_return_with_it() -> None:
-    held = HeldPort()
-    held.release()
-    with engine(f"redis://127.0.0.1:{held.port}") as harness:
-        with running_valkey(port=held.port):
+def test_a_store_that_is_stopped_is_a_miss_and_hits_return_with_it(held_port: int) -> None:
+    with engine(f"redis://127.0.0.1:{held_port}") as harness:
+        with running_valkey(port=held_port):
             assert ask_until_found(harness) == NUM_CACHED  # it was away when the engine started
         for name in ("away", "still away"):
             harness.pool.reset_prefix_cache()
             assert ask(harness, name) == 0
         figures = harness.stats.tiers[0].policy
         assert figures["store_failures_total"] + figures["missing_blocks_total"] > 0
-        with running_valkey(port=held.port):
+        with running_valkey(port=held_port):
             assert ask_until_found(harness) == NUM_CACHED
 
 

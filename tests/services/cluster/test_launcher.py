@@ -1,6 +1,7 @@
 """The launcher with scripted engines: up, served, down without a trace; deaths, refusals, ports."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -12,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from services.cluster.ports import KEEPS_PORTS
 from tests.support.fake_cluster import FakeCluster, fake_cluster, wait_until
 from tests.support.fake_engine import expected_token
 
@@ -97,6 +99,23 @@ def test_a_killed_worker_is_reported_and_comes_back_at_its_address() -> None:
             assert not before & {process.pid for process in workers(cluster)}
         with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))):
             pass
+        assert cluster.stop() == 0
+
+
+@pytest.mark.skipif(not KEEPS_PORTS, reason="this system keeps no ports")
+def test_the_ports_of_a_dead_worker_are_kept_for_it() -> None:
+    with fake_cluster() as cluster:
+        assert_served(cluster)
+        printed = cluster.wait_for("decode-1: 127.0.0.1:")
+        control, metrics = (int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", printed))
+        for worker in workers(cluster):
+            worker.kill()
+        cluster.wait_for("decode-1 died (SIGKILL); starting it again in")
+        for port in (control, metrics):
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", port))
+        cluster.wait_for("decode-1 serves again")
+        assert httpx.get(f"http://127.0.0.1:{metrics}/metrics").status_code == 200
         assert cluster.stop() == 0
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from core.errors import ServeError
 from services.cluster.valkey import ValkeyServer, start_valkey
-from tests.support.valkey import command, free_port, running_valkey
+from tests.support.valkey import command, running_valkey
 
 ROOT = Path(__file__).parents[3]
 
@@ -130,7 +130,6 @@ def test_a_server_that_cannot_start_says_why() -> None:
             start_valkey(port=server.port)
 
 
-def test_a_given_port_is_taken() -> None:
-    port = free_port()
-    with running_valkey(port=port) as server:
-        assert server.url == f"redis://127.0.0.1:{port}"
+def test_a_given_port_is_taken(held_port: int) -> None:
+    with running_valkey(port=held_port) as server:
+        assert server.url == f"redis://127.0.0.1:{held_port}"

@@ -10,7 +10,7 @@ from kvindex.config import IndexConfig
 from kvindex.redis_index import RedisIndex
 from tests.support.fake_worker import FakeWorker, running_worker, say
 from tests.support.gateways import Gateway, asgi_gateway
-from tests.support.valkey import HeldPort, running_valkey
+from tests.support.valkey import running_valkey
 
 PROMPT = list(range(3, 90))
 
@@ -69,15 +69,13 @@ async def test_requests_go_on_without_it_and_cache_routing_returns_with_it(way):
             await index.close()
 
 
-async def test_a_cluster_whose_redis_is_absent_serves_from_seeds_and_joins_later():
-    held = HeldPort()
-    url = f"redis://127.0.0.1:{held.port}/0"
+async def test_a_cluster_whose_redis_is_absent_serves_from_seeds_and_joins_later(held_port: int):
+    url = f"redis://127.0.0.1:{held_port}/0"
     async with running_worker(say("x"), "w1") as w1:
         async with asgi_gateway(w1, index=RedisIndex(index_config(url))) as gateway:
             assert (await gateway.chat()).status_code == 200
             assert not gateway.state.directory.index_is_connected
-            held.release()
-            with running_valkey(port=held.port) as server:
+            with running_valkey(port=held_port) as server:
                 index = RedisIndex(index_config(server.url))
                 async with running_worker(say("x"), "w2") as w2:
                     await register(index, w1, w2)

@@ -12,7 +12,7 @@ from kvtransfer.tiers.remote.open import RemoteConfig, open_remote_tier, open_st
 from kvtransfer.tiers.remote.redis_store import RedisStore
 from kvtransfer.tiers.remote.value import HEADER_BYTES
 from tests.kvtransfer.tiers.harness import BLOCK_BYTES, FINGERPRINT, chain, load, store, valkey
-from tests.support.valkey import HeldPort, flush
+from tests.support.valkey import flush
 
 VALUE_BYTES = HEADER_BYTES + BLOCK_BYTES
 
@@ -29,15 +29,13 @@ def test_a_redis_by_its_address() -> None:
 
 
 def test_a_store_that_is_away_at_the_start_is_said_and_is_no_error(
-    caplog: pytest.LogCaptureFixture,
+    held_port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    held = HeldPort()
-    config = RemoteConfig(f"redis://127.0.0.1:{held.port}", VALUE_BYTES)
+    config = RemoteConfig(f"redis://127.0.0.1:{held_port}", VALUE_BYTES)
     tier = open_remote_tier(config, BLOCK_BYTES, FINGERPRINT)
     assert (tier.store.is_away, tier.lookup(chain(1))) == (True, 0)
-    assert f"redis at 127.0.0.1:{held.port} is away" in caplog.text
+    assert f"redis at 127.0.0.1:{held_port} is away" in caplog.text
     tier.close()
-    held.release()
 
 
 def test_what_holds_no_block_is_refused() -> None:
