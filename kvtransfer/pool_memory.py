@@ -39,7 +39,7 @@ _GONE = bytes(EPOCH_BYTES)
 class PoolMemory:
     """Memory for `num_blocks` blocks of `block_bytes` bytes, all zero; owned here. Raises OSError where there is none.
 
-    Populated as it is touched, so that a pool larger than what is used costs nothing.
+    Populated as it is touched, or as its owner makes it ready, so that a pool larger than what is used costs little.
     """
 
     def __init__(self, num_blocks: int, block_bytes: int) -> None:

@@ -58,6 +58,8 @@ class BlockPool:
         assert num_blocks >= 2, f"a pool of {num_blocks} blocks has none beside the null block"
         self.life = life
         self.num_usable = num_blocks - 1
+        self.num_ever_used = 1
+        """Blocks from the first on, the null block included, beyond which none has ever been used."""
         self._published_group = published_group
         self._references = [0] * num_blocks
         self._lent: dict[BlockId, int] = {}
@@ -329,6 +331,7 @@ class BlockPool:
             self.life.evict(block)
             self._forget(block)
         self.life.allocate(block)
+        self.num_ever_used = max(self.num_ever_used, block + 1)
         self._references[block] = 1
         return block
 

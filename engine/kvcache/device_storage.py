@@ -92,6 +92,9 @@ class DeviceStorage:
             self.mirror.tensor[block, place].copy_(self.tensor[block, place], non_blocking=True)
         wait_for(self._device)
 
+    def note_used(self, num_blocks: int, *, is_idle: bool) -> None:
+        """See Storage.note_used: all of both memories is there from the start."""
+
     def close(self) -> None:
         """See Storage.close. Movers have stopped."""
         if self._mirror is not None:

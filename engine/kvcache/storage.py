@@ -1,8 +1,8 @@
 """The bytes of a KV pool: `[num_blocks, block_bytes]`, on the host in one shared mapping.
 
 Owns the memory. Kernels see it as one strided view a layer, movers as one flat memoryview; both are views, nothing
-is ever copied here. The memory is a memfd, zero at birth and populated as it is touched, so that a pool larger than
-what is used costs nothing, and so that another process of this host can be shown it. Knows nothing of what
+is ever copied here. The memory is a memfd, zero at birth and populated as it is used, so that a pool larger than
+what is used costs little, and so that another process of this host can be shown it. Knows nothing of what
 a block holds or who may write it: that is `core.blocks` and `BlockPool`.
 """
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from core.errors import ConfigError
 from core.ids import BlockId
 from core.kv_layout import SCALE_BYTES, KVGroup, KVLayout
+from engine.kvcache.pages_ahead import PagesAhead
 from kernels.kv_view import ELEMENT_TYPES, KVView
 from kvtransfer.pool_memory import PoolMemory
 
@@ -65,6 +66,13 @@ class Storage(Staging, Protocol):
         """One strided view of `tensor` for each layer of a group, in the group's order."""
         ...
 
+    def note_used(self, num_blocks: int, *, is_idle: bool) -> None:
+        """So many blocks, from the first on, are in use or have been: memory of some more may be made ready.
+
+        is_idle: whether nobody waits for the cores that this takes.
+        """
+        ...
+
     def close(self) -> None:
         """Let go of the memory. Idempotent."""
         ...
@@ -84,6 +92,7 @@ class PoolStorage:
         self.block_bytes = layout.block_bytes
         self.num_bytes = num_blocks * self.block_bytes
         self._memory: PoolMemory | None = memory
+        self._pages: PagesAhead | None = None
         flat = torch.frombuffer(memory.buffer, dtype=torch.uint8)  # [num_blocks * block_bytes]
         self._tensor: Tensor | None = flat.view(num_blocks, self.block_bytes)
 
@@ -120,11 +129,19 @@ class PoolStorage:
     ) -> None:
         """See Staging.bring_out: movers read where kernels write."""
 
+    def note_used(self, num_blocks: int, *, is_idle: bool) -> None:
+        """See Storage.note_used. The first call begins it."""
+        if self._pages is None:
+            self._pages = PagesAhead(self.memory, self.block_bytes)
+        self._pages.note_used(num_blocks, is_idle=is_idle)
+
     def close(self) -> None:
         """Let go of the memory. Idempotent.
 
         Views that others still hold stay valid; the kernel takes the pages back when the last one is gone.
         """
+        if self._pages is not None:
+            self._pages.close()
         if self._memory is not None:
             self._memory.close()
         self._tensor = self._memory = None
