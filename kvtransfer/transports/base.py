@@ -30,7 +30,7 @@ from core.ids import SessionId
 from kvtransfer.counters import TransferCounters
 from kvtransfer.session import ReceiveSession, SendSession, SourceBlock
 
-MAX_SLICE_BYTES = 256 * 1024
+MAX_SLICE_BYTES = 1024 * 1024
 """Most bytes that one write puts into a block between two looks at its permit."""
 
 COPY_SLICE_BYTES = 4 * 1024 * 1024
