@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -36,6 +37,10 @@ _COLUMNS, _OUTPUTS = 256, 35
 _QUANTISED = ("Q4_1", "Q8_0", "Q2_K", "Q6_K")  # 4 and 8 bits by groups of 32, and of 16
 _LARGEST_BYTE = 0x77  # no two of them are a float16 that is infinite or no number
 _HEADS, _KV_HEADS, _HEAD_DIM = 4, 2, 72
+_HEAD_DIMS = (
+    64,
+    _HEAD_DIM,
+)  # of attention: keys that are read as they lie in memory, and padded ones
 _BLOCK_SIZE, _POSITIONS = 16, 70  # of attention: one tile and some
 _KV_TYPES = (torch.float32, torch.float16, torch.float8_e4m3fn, torch.int8)
 _GATED = 64  # columns between the gate and the product after it
@@ -81,8 +86,8 @@ def _results(operations: Eager) -> Iterator[tuple[str, Tensor]]:
     for num_rows in _ROWS:
         for name, result in _row_results(operations, num_rows):
             yield f"{name} of {num_rows} rows", result
-    for dtype in _KV_TYPES:
-        yield from _attention_results(operations, dtype)
+    for dtype, head_dim in product(_KV_TYPES, _HEAD_DIMS):
+        yield from _attention_results(operations, dtype, head_dim)
     for dtype in (torch.float32, torch.bfloat16, torch.float8_e5m2):
         yield f"conversion to {_name(dtype)}", _converted(operations, dtype)
     yield from _sampling_results(operations)
@@ -126,15 +131,17 @@ def _step_of_a_model(recorder: Recorder, recording: Recording) -> Tensor:
     return recorder.take_rows(last, recording.wanted)
 
 
-def _attention_results(operations: Eager, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    shape = (_POSITIONS, _KV_HEADS, _HEAD_DIM)
-    layer, metadata = _pool(dtype), _step(_POSITIONS)
-    name = f"attention over {_name(dtype)}"
+def _attention_results(
+    operations: Eager, dtype: torch.dtype, head_dim: int
+) -> Iterator[tuple[str, Tensor]]:
+    shape = (_POSITIONS, _KV_HEADS, head_dim)
+    layer, metadata = _pool(dtype, head_dim), _step(_POSITIONS)
+    name = f"attention over {_name(dtype)} in heads of {head_dim}"
     operations.write_kv(_numbers(*shape), _numbers(*shape).flip(0), layer, metadata)
     yield f"{name}: what is written", layer.values
     for num_rows in _ROWS:
-        query = _numbers(num_rows, _HEADS, _HEAD_DIM)
-        result = operations.paged_attention(query, layer, _step(num_rows), _HEAD_DIM**-0.5)
+        query = _numbers(num_rows, _HEADS, head_dim)
+        result = operations.paged_attention(query, layer, _step(num_rows), head_dim**-0.5)
         yield f"{name} of {num_rows} rows", result
 
 
@@ -206,10 +213,10 @@ def _numbers(*shape: int) -> Tensor:
     return torch.rand(shape, generator=generator) * 2 - 1
 
 
-def _pool(dtype: torch.dtype, has_scales: bool = True) -> KVView:
+def _pool(dtype: torch.dtype, head_dim: int = _HEAD_DIM, *, has_scales: bool = True) -> KVView:
     shape = (1 + -(-_POSITIONS // _BLOCK_SIZE), _KV_HEADS, 2, _BLOCK_SIZE)
     scales = torch.zeros(shape) if has_scales and dtype.itemsize == 1 else None
-    return KVView(torch.zeros(*shape, _HEAD_DIM).to(dtype), scales)
+    return KVView(torch.zeros(*shape, head_dim).to(dtype), scales)
 
 
 def _step(num_rows: int) -> StepMetadata:

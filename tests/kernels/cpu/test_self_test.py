@@ -40,6 +40,18 @@ class FaultyCache(Eager):
         layer.values[-1, :, :, 5] = torch.zeros((), dtype=layer.values.dtype)
 
 
+class FaultyHalves(Eager):
+    """Wrong in the last bit of one number, where keys are read as they lie in memory."""
+
+    def paged_attention(
+        self, query: Tensor, layer: KVView, metadata: StepMetadata, scale: float, **options: Any
+    ) -> Tensor:
+        result = super().paged_attention(query, layer, metadata, scale, **options)
+        if query.shape[-1] == 64 and layer.values.dtype == torch.float16:
+            result[-1, -1, -1:].view(torch.int32).bitwise_xor_(1)
+        return result
+
+
 class FaultyDraws(Eager):
     """Takes the id beside one that was drawn."""
 
@@ -100,7 +112,12 @@ def test_one_bit_in_one_row_is_found() -> None:
 
 def test_what_is_written_to_the_cache_is_compared() -> None:
     fault = self_test.first_difference(FaultyCache(Team(1, variants()[0])), plain())
-    assert fault == "attention over float32: what is written"
+    assert fault == "attention over float32 in heads of 64: what is written"
+
+
+def test_attention_is_compared_for_each_way_that_keys_are_read() -> None:
+    fault = self_test.first_difference(FaultyHalves(Team(1, variants()[0])), plain())
+    assert fault == "attention over float16 in heads of 64 of 1 rows"
 
 
 @pytest.mark.parametrize("op", [Op.NORM, Op.GATED])
