@@ -38,11 +38,12 @@ from engine.sampler.sampler import Sampler
 from engine.scheduler.config import SchedulerConfig
 from engine.scheduler.scheduler import Scheduler
 from kernels import ops
-from kernels.backends import BackendChoice, choose_backend
+from kernels.backends import BackendChoice, choose_backend, timed_alone
 from kvtransfer.tiers.connector import KVConnector
 
 _EPOCH_BITS = 63
 _STEP_SECONDS = 0.2
+_MEASURE_WAIT_S = 30.0
 
 
 def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]) -> EngineCore:
@@ -65,8 +66,7 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
     storage = _allocate(layout, num_blocks, device)
     pool = BlockPool(BlockLife(num_blocks, storage.memory.generations))
     runner = ModelRunner(model.model, layout, storage, config.layers_per_range)
-    send(EngineProgress("measuring the prefill rate"))
-    rate = runner.measure_prefill_rate(_STEP_SECONDS)
+    rate = _measured_rate(config, kernels, runner, send)
     identity = _identity(config, model, kernels)
     root = _hash_root(config, identity)
     connector = open_tiers(config.offload, layout, root, num_blocks, inbox.post)
@@ -105,6 +105,18 @@ def assemble(config: EngineConfig, inbox: Inbox, send: Callable[[ToFront], None]
         )
     )
     return core
+
+
+def _measured_rate(
+    config: EngineConfig,
+    kernels: BackendChoice,
+    runner: ModelRunner,
+    send: Callable[[ToFront], None],
+) -> float:
+    """Prompt tokens a second; workers that start together, and share their cores, measure one at a time."""
+    send(EngineProgress("measuring the prefill rate"))
+    with timed_alone(kernels, config.core_ledger, _MEASURE_WAIT_S):
+        return runner.measure_prefill_rate(_STEP_SECONDS)
 
 
 def _scheduler_config(

@@ -6,6 +6,7 @@ chosen is returned with the reason, so that it can be logged and shown: nothing 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,15 @@ def choose_backend(
     if name == "cpu":
         raise ConfigError(f"--kernel-backend: cpu cannot run: {obstacle}")
     return BackendChoice("reference", reference, f"reference (torch; the host kernels: {obstacle})")
+
+
+def timed_alone(
+    choice: BackendChoice, core_ledger: str, wait_s: float
+) -> AbstractContextManager[bool]:
+    """Inside, no other worker of the ledger times itself (`kernels.cpu.ledger.alone`); at once where none is shared."""
+    from kernels.cpu.ledger import NONE, alone
+
+    return alone(core_ledger if choice.name == "cpu" else NONE, wait_s)
 
 
 def _card() -> BackendChoice:

@@ -13,10 +13,15 @@ removes the file, if nobody uses it; so does the next worker when it ends.
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import os
+import socket
 import sys
+import time
 import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from core.errors import ConfigError
@@ -26,6 +31,7 @@ AUTO, NONE = "auto", "none"
 _FOLDER = Path("/dev/shm")
 _VERSION = 1
 _REASON_BYTES = 256
+_LOOK_S = 0.01
 
 
 def ledger_path(name: str) -> Path | None:
@@ -78,6 +84,39 @@ class CoreLedger:
     def close(self) -> None:
         """Give the slot back. No team may use it any more."""
         self._close()
+
+
+@contextmanager
+def alone(name: str, wait_s: float) -> Iterator[bool]:
+    """One worker of a ledger at a time is inside: what it times there is not its share beside others that time theirs.
+
+    name: of the ledger; without one nobody waits. Whoever has waited for `wait_s` goes in beside the other; whether it
+    is alone. A worker that ends, however it does, is out. Workers know each other in one network namespace only, and by
+    the same path.
+    """
+    path = ledger_path(name)
+    with ExitStack() as stack:
+        yield path is not None and _wait_for_name(stack, path, wait_s)
+
+
+def _wait_for_name(stack: ExitStack, path: Path, wait_s: float) -> bool:
+    """Whether the name of who is alone is ours within the time, until the stack is closed. An abstract one: it goes
+    with its process, and is refused where there is no such thing.
+    """
+    digest = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:16]
+    deadline_s = time.monotonic() + wait_s
+    try:
+        mark = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        while True:
+            try:
+                mark.bind(f"\0baton-alone-{digest}")
+                return True
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline_s:
+                    return False
+            time.sleep(_LOOK_S)
+    except (OSError, AttributeError):
+        return False
 
 
 def sweep(name: str) -> None:

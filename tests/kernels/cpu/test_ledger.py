@@ -19,7 +19,7 @@ import pytest
 
 from core.errors import ConfigError
 from kernels.backends import choose_backend
-from kernels.cpu.ledger import CoreLedger, ledger_path, num_usable_cores, sweep
+from kernels.cpu.ledger import CoreLedger, alone, ledger_path, num_usable_cores, sweep
 from tests.support.ledger_worker import LedgerWorker
 from tests.support.nodes import wait_until
 
@@ -219,3 +219,34 @@ def test_a_backend_has_all_cores_of_a_ledger_and_one_without(path: Path) -> None
     assert "1 threads)" in choose_backend("cpu", "float32", 0, core_ledger="none").description
     with pytest.raises(ConfigError, match="--core-ledger: "):
         choose_backend("cpu", "float32", 0, core_ledger="/nowhere/cores")
+
+
+STAYS_ALONE = """
+import sys, time
+from kernels.cpu.ledger import alone
+with alone(sys.argv[1], 0.0) as is_alone:
+    print(is_alone, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_one_worker_at_a_time_is_alone_and_a_killed_one_is_not_waited_for(path: Path) -> None:
+    name, other = str(path), str(path) + "-other"
+    with alone(name, 0.0) as first, alone(other, 0.0) as on_another, alone(name, 0.05) as second:
+        assert (first, on_another, second) == (True, True, False)
+    with subprocess.Popen([sys.executable, "-c", STAYS_ALONE, name], stdout=subprocess.PIPE) as one:
+        try:
+            assert one.stdout is not None
+            assert one.stdout.readline() == b"True\n"
+            with alone(name, 0.0) as beside:
+                assert not beside
+        finally:
+            one.kill()
+        with alone(name, 20.0) as afterwards:
+            assert afterwards
+    assert not path.exists(), "it needs no ledger, and makes none"
+
+
+def test_without_a_ledger_nobody_waits() -> None:
+    with alone("none", 60.0) as first, alone("none", 60.0) as second:
+        assert (first, second) == (False, False)
