@@ -167,15 +167,14 @@ class EngineCore:
         self._expire()
         if self._outbox.has_outputs:
             self._tell()  # a first token from elsewhere does not wait for our own step
+        self._storage.note_used(self._pool.num_ever_used, is_idle=self._is_idle)
         stepped = self._step()
         self._decode_side.offer_room()
-        is_idle = self._is_idle
-        if is_idle:
+        if self._is_idle:
             self._idle_check.look()
         else:
             self._idle_check.note_work()
         self._tell()
-        self._storage.note_used(self._pool.num_ever_used, is_idle=is_idle)
         return stepped
 
     def handle(self, item: InboxItem) -> None:

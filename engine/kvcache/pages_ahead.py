@@ -33,8 +33,8 @@ class PagesAhead:
         self._start = ctypes.addressof(ctypes.c_char.from_buffer(memory.mapping))
         self._first_byte, self._num_bytes = memory.header_bytes, len(memory.mapping)
         self._libc = ctypes.CDLL(None)
-        self._populated_bytes = 0
-        self._wanted_bytes = 0
+        self._used_bytes = self._populated_bytes = 0
+        self._is_idle = False
         self._is_closing = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kv-pages", daemon=True)
@@ -45,12 +45,9 @@ class PagesAhead:
 
         is_idle: whether nobody waits for the cores that the work takes. Else only what is nearly used up is renewed.
         """
-        used_bytes = self._first_byte + num_blocks * self._block_bytes
-        wanted_bytes = min(used_bytes + self._ahead_bytes, self._num_bytes)
-        if wanted_bytes <= self._wanted_bytes:
-            return
-        if is_idle or self._wanted_bytes - used_bytes < self._ahead_bytes // 4:
-            self._wanted_bytes = wanted_bytes
+        self._used_bytes = self._first_byte + num_blocks * self._block_bytes
+        self._is_idle = is_idle
+        if self._may_go_on():
             self._wake.set()
 
     def close(self) -> None:
@@ -59,21 +56,25 @@ class PagesAhead:
         self._wake.set()
         self._thread.join()
 
+    def _may_go_on(self) -> bool:
+        ahead_bytes = self._ahead_bytes if self._is_idle else self._ahead_bytes // 4
+        wanted_bytes = min(self._used_bytes + ahead_bytes, self._num_bytes)
+        return self._populated_bytes < wanted_bytes
+
     def _run(self) -> None:
         while self._populated_bytes < self._num_bytes:
             self._wake.wait()
             self._wake.clear()
-            while self._populated_bytes < self._wanted_bytes:
+            while self._may_go_on():
                 if self._is_closing or not self._populate_piece():
                     return
             if self._is_closing:
                 return
 
     def _populate_piece(self) -> bool:
-        """Whether the kernel could: one that is too old, or out of memory, leaves all else to be touched."""
+        """Whether the kernel could; one that is too old for it leaves all else to be touched."""
         size = min(_PIECE_BYTES, self._num_bytes - self._populated_bytes)
-        address = self._start + self._populated_bytes
+        place, advice = ctypes.c_void_p(self._start + self._populated_bytes), _MADV_POPULATE_WRITE
+        result: int = self._libc.madvise(place, ctypes.c_size_t(size), advice)
         self._populated_bytes += size
-        advice = _MADV_POPULATE_WRITE
-        result: int = self._libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice)
         return result == 0

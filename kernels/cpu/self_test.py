@@ -37,10 +37,8 @@ _COLUMNS, _OUTPUTS = 256, 35
 _QUANTISED = ("Q4_1", "Q8_0", "Q2_K", "Q6_K")  # 4 and 8 bits by groups of 32, and of 16
 _LARGEST_BYTE = 0x77  # no two of them are a float16 that is infinite or no number
 _HEADS, _KV_HEADS, _HEAD_DIM = 4, 2, 72
-_HEAD_DIMS = (
-    64,
-    _HEAD_DIM,
-)  # of attention: keys that are read as they lie in memory, and padded ones
+# Of attention: float16 that is read as it lies in memory, in pairs of vectors and with one left over; and padded heads.
+_HEAD_DIMS = (64, 80, _HEAD_DIM)
 _BLOCK_SIZE, _POSITIONS = 16, 70  # of attention: one tile and some
 _KV_TYPES = (torch.float32, torch.float16, torch.float8_e4m3fn, torch.int8)
 _GATED = 64  # columns between the gate and the product after it

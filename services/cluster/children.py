@@ -71,12 +71,11 @@ class WorkerChild(Supervisor):
 
     def _hold_ports(self) -> None:
         """Keep its ports from others between two lives; where none can be kept, its first life finds some."""
-        if self._held or not KEEPS_PORTS:
+        if self._config.port or not KEEPS_PORTS:
             return
-        host = self._config.host
-        with contextlib.suppress(OSError):  # not an address of this machine: the worker says so
-            control, metrics = HeldPort(host), HeldPort(host)
-            self._held = [control, metrics]
+        with contextlib.suppress(OSError):  # no descriptor left: the worker may find some yet
+            self._held = [HeldPort(self._config.host) for _ in range(2)]
+            control, metrics = self._held
             self._config = replace(self._config, port=control.port, metrics_port=metrics.port)
 
     async def _settle(self) -> None:

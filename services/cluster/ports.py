@@ -19,14 +19,17 @@ class HeldPort:
     """
 
     def __init__(self, host: str = "127.0.0.1") -> None:
-        """host: the address that the server will listen on. Raises OSError where none can."""
+        """host: the address that the server will listen on, a number; of a name only its first address is held.
+
+        Raises OSError where there is none.
+        """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind((host.strip("[]"), 0))
             self.port: int = self._socket.getsockname()[1]
-        except OSError:
+        except BaseException:
             self._socket.close()
             raise
         if not KEEPS_PORTS:

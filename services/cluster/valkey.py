@@ -60,8 +60,9 @@ class ValkeyServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._held = HeldPort() if port == 0 else None
         self.port = port if self._held is None else self._held.port
-        self._mark = _hold(folder)
+        self._mark: IO[bytes] | None = None
         try:
+            self._mark = _hold(folder)
             self._launch()
         except BaseException:
             self._let_go()
@@ -109,9 +110,9 @@ class ValkeyServer:
         self._running().send_signal(signal.SIGCONT)
 
     def _let_go(self) -> None:
-        self._mark.close()
-        if self._held is not None:
-            self._held.close()
+        for held in (self._mark, self._held):
+            if held is not None:
+                held.close()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:

@@ -24,6 +24,15 @@ def test_blocks_come_from_the_head_reserved_and_in_a_new_generation() -> None:
     assert (pool.num_free, pool.num_held, pool.usage) == (2, 2, 0.5)
 
 
+def test_the_highest_block_that_was_ever_used_is_known() -> None:
+    pool = make_pool(4)
+    assert pool.num_ever_used == 1, "the null block"
+    pool.release(pool.allocate(3) or [])
+    assert pool.num_ever_used == 4
+    assert pool.allocate(1) == [1]
+    assert pool.num_ever_used == 4
+
+
 def test_allocation_is_all_or_none() -> None:
     pool = make_pool(3)
     assert pool.allocate(4) is None

@@ -1,7 +1,9 @@
 """Memory ahead of use: there before it is touched, no more of it than is said, and no need of a kernel that can."""
 
+import mmap
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +12,22 @@ import pytest
 from engine.kvcache import pages_ahead
 from engine.kvcache.pages_ahead import PagesAhead
 from kvtransfer.pool_memory import PoolMemory
+from tests.support.engines import EngineHarness
 from tests.support.nodes import wait_until
+
+
+def _can_populate() -> bool:
+    with mmap.mmap(-1, mmap.PAGESIZE) as page:
+        try:
+            page.madvise(pages_ahead._MADV_POPULATE_WRITE)
+        except OSError:
+            return False
+        return True
+
+
+pytestmark = pytest.mark.skipif(
+    not _can_populate(), reason="needs a kernel that populates memory on request, Linux 5.14"
+)
 
 BLOCK_BYTES = 256 << 10
 NUM_BLOCKS = 65
@@ -70,15 +87,36 @@ def test_it_ends_with_the_pool(memory: PoolMemory) -> None:
 def test_beside_work_only_what_is_nearly_used_up_is_renewed(memory: PoolMemory) -> None:
     with pages_of(memory) as pages:
         pages.note_used(1, is_idle=True)
-        wait_for_bytes(memory, memory.header_bytes + BLOCK_BYTES + AHEAD_BYTES)
-        before = populated_bytes(memory)
-        pages.note_used(13, is_idle=False)  # 12 of 16 blocks that are ready, so a quarter is left
-        assert not pages._wake.wait(0.05)
-        assert populated_bytes(memory) == before
-        pages.note_used(14, is_idle=False)
-        wait_for_bytes(memory, memory.header_bytes + 14 * BLOCK_BYTES + AHEAD_BYTES)
-        pages.note_used(15, is_idle=True)
-        wait_for_bytes(memory, memory.header_bytes + 15 * BLOCK_BYTES + AHEAD_BYTES)
+        wait_for_bytes(memory, 5 << 20)  # header, a block and what is ahead, in whole pieces
+        pages.note_used(15, is_idle=False)
+        time.sleep(0.05)
+        assert populated_bytes(memory) == 5 << 20, "a quarter is left"
+        pages.note_used(16, is_idle=False)
+        wait_for_bytes(memory, 6 << 20)
+        time.sleep(0.05)
+        assert populated_bytes(memory) == 6 << 20, "a quarter is there again"
+        pages.note_used(16, is_idle=True)
+        wait_for_bytes(memory, 9 << 20)
+
+
+def test_work_that_comes_stops_it(memory: PoolMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    populate = PagesAhead._populate_piece
+    busy_from_bytes = 2 << 20
+
+    def populate_and_be_asked(pages: PagesAhead) -> bool:
+        done = populate(pages)
+        if pages._populated_bytes == busy_from_bytes:
+            pages.note_used(1, is_idle=False)
+        return done
+
+    monkeypatch.setattr(PagesAhead, "_populate_piece", populate_and_be_asked)
+    with pages_of(memory) as pages:
+        pages.note_used(1, is_idle=True)
+        wait_for_bytes(memory, busy_from_bytes)
+        time.sleep(0.05)
+        assert populated_bytes(memory) == busy_from_bytes
+        pages.note_used(1, is_idle=True)
+        wait_for_bytes(memory, 5 << 20)
 
 
 def test_what_is_written_meanwhile_stays(memory: PoolMemory) -> None:
@@ -102,6 +140,17 @@ def test_a_kernel_that_cannot_leaves_it_to_the_first_touch(
         assert populated_bytes(memory) < 1 << 20
         memory.buffer[-1] = 1
         pages.note_used(NUM_BLOCKS, is_idle=True)
+
+
+def test_an_engine_populates_while_it_is_idle_and_ends_that_with_itself() -> None:
+    engine = EngineHarness()
+    memory = engine.storage.memory
+    try:
+        engine.turn()
+        wait_for_bytes(memory, len(memory.mapping) // mmap.PAGESIZE * mmap.PAGESIZE)
+    finally:
+        engine.close()
+    assert not _threads()
 
 
 def _threads() -> list[threading.Thread]:
