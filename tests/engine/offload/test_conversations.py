@@ -156,7 +156,8 @@ def test_rounds_over_a_tenth_of_the_pool_equal_one_that_never_evicts(
                 assert bits(hold(small, conversations, random.Random(number))) == expected
             host, disk = small.stats.tiers
             assert small.stats.preemptions_total > 0
-            assert small.stats.tier_hits_total > 1000
+            # How many depends on the moment: a tier that is found slower than computing is declined.
+            assert small.stats.tier_hits_total > 0
             assert host.loaded_blocks_total > 0
             assert disk.loaded_blocks_total > 0
             assert host.evicted_blocks_total > 0
