@@ -15,7 +15,9 @@ import torch
 
 from engine.config import EngineConfig
 from engine.messages import AddRequest, ChoiceOutput
+from engine.offload.loads import LoadSide
 from engine.offload_config import OffloadConfig
+from engine.runner.model_runner import ModelRunner
 from tests.support.engines import AssembledEngine, make_request, turn_until
 from tests.support.tiny_models import save_folder, tiny_model
 
@@ -24,6 +26,9 @@ NUM_TURNS = 3
 VOCAB_SIZE = 128
 NUM_BLOCKS = 480
 """More than all conversations together ever hold: 15 blocks each."""
+
+TOKENS_PER_S = 10.0
+"""What computing is taken to do: less than any tier gives back."""
 
 MIB = 1 / 1024
 
@@ -134,8 +139,15 @@ def make_engine(folder: Path, num_blocks: int, **offload: Any) -> AssembledEngin
 
 @pytest.mark.parametrize(("store", "num_rounds"), [("eager", 10), ("lazy", 3)])
 def test_rounds_over_a_tenth_of_the_pool_equal_one_that_never_evicts(
-    store: str, num_rounds: int, folder: Path, tmp_path: Path
+    store: str,
+    num_rounds: int,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # A tier that is found slower than computing would be declined: on a busy machine that is chance.
+    monkeypatch.setattr(ModelRunner, "measure_prefill_rate", lambda *_: TOKENS_PER_S)
+    monkeypatch.setattr(LoadSide, "note_step", lambda *_: None)
     conversations = make_conversations()
     with torch.inference_mode():
         large = make_engine(folder, NUM_BLOCKS)
@@ -156,8 +168,7 @@ def test_rounds_over_a_tenth_of_the_pool_equal_one_that_never_evicts(
                 assert bits(hold(small, conversations, random.Random(number))) == expected
             host, disk = small.stats.tiers
             assert small.stats.preemptions_total > 0
-            # How many depends on the moment: a tier that is found slower than computing is declined.
-            assert small.stats.tier_hits_total > 0
+            assert small.stats.tier_hits_total > 1000
             assert host.loaded_blocks_total > 0
             assert disk.loaded_blocks_total > 0
             assert host.evicted_blocks_total > 0
