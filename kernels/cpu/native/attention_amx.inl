@@ -120,7 +120,7 @@ private:
 
     template <bool is_half> void take_keys(const TileRows& tile) {
         for (int64_t i = 0; i < kTilePositions; i++) {
-            tile.ask_ahead(i);
+            tile.ask_ahead(i, l_.dim * element_bytes(l_.a.view));
             for (int64_t d = 0; d < wide_; d += 64) {
                 const Planes planes = planes_of<is_half>(tile.rows[i], d, all(tile.inverses[i]));
                 _mm512_store_si512(keys_.high + i * wide_ + d, planes.high);
@@ -130,7 +130,7 @@ private:
     }
 
     template <bool is_half> void take_values(const TileRows& tile) {
-        for (int64_t i = 0; i < kTilePositions; i++) tile.ask_ahead(i);
+        for (int64_t i = 0; i < kTilePositions; i++) tile.ask_ahead(i, l_.dim * element_bytes(l_.a.view));
         for (int64_t d = 0; d < l_.padded; d += 16) {
             for (int64_t i = 0; i < 16; i++) {
                 __m512i x[4];

@@ -75,13 +75,19 @@ struct TileRows {
     const void* rows[kTilePositions];  // halves in the pool, or floats
     float inverses[kTilePositions], scales[kTilePositions];
     const char* ahead[kTilePositions];  // vectors of the next tile, where there is one
-    int64_t ahead_bytes;
 
     // Asks for the next tile's vector `i`, as this tile's is taken: one at a time, or they wait for each other.
-    void ask_ahead(int64_t i) const {
-        if (ahead[i]) ask_for(ahead[i], ahead_bytes);
+    void ask_ahead(int64_t i, int64_t bytes) const {
+        if (ahead[i]) ask_for(ahead[i], bytes);
     }
 };
+
+// body(padded), which is a constant for the usual heads: what runs over a vector's numbers is written out then.
+template <typename Body> inline void with_width(int64_t padded, Body body) {
+    if (padded == 64) body(std::integral_constant<int64_t, 64>{});
+    else if (padded == 128) body(std::integral_constant<int64_t, 128>{});
+    else body(padded);
+}
 
 template <bool is_half> inline F part_of(const void* row, int64_t d) {
     if constexpr (is_half) return load_half(static_cast<const uint16_t*>(row) + d);
@@ -94,7 +100,7 @@ template <bool is_half> inline I rounded(const void* row, int64_t d, F inverse) 
 }
 
 // The largest magnitude of a vector's numbers by lane, as bits of what part_of reads.
-template <bool is_half> inline I largest_parts(const void* row, int64_t padded) {
+template <bool is_half> __attribute__((always_inline)) inline I largest_parts(const void* row, int64_t padded) {
     I top = all_int(0);
 #if defined(BATON_AVX512)
     if constexpr (is_half) {  // halves are in order as integers: no conversion, 32 of them at a time
@@ -113,7 +119,9 @@ template <bool is_half> inline I largest_parts(const void* row, int64_t padded) 
 template <bool is_half> inline void measure(TileRows& tile, int64_t padded, float steps) {
     alignas(64) float lanes[16 * 16];
     for (int64_t first = 0; first < kTilePositions; first += 16) {
-        for (int64_t i = 0; i < 16; i++) store(lanes + 16 * i, from_bits(largest_parts<is_half>(tile.rows[first + i], padded)));
+        with_width(padded, [&](auto width) {
+            for (int64_t i = 0; i < 16; i++) store(lanes + 16 * i, from_bits(largest_parts<is_half>(tile.rows[first + i], width)));
+        });
         F tops = largest_bits(lanes);
 #if defined(BATON_AVX512)
         if constexpr (is_half) tops = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits_of(tops).v));
@@ -131,9 +139,11 @@ inline void load_rows(const Layer& l, const Chunk& chunk, int64_t half, const Ti
     static const float zeros[kMaxWholeDim] = {};
     const bool halves = reads_halves(l);
     const BatonKvView& view = l.a.view;
+    const int64_t begin = queries.low > queries.first ? queries.low : queries.first;
     const int64_t end = chunk.end < queries.first + kTilePositions ? chunk.end : queries.first + kTilePositions;
-    for (int64_t i = 0; i < kTilePositions; i++) tile.rows[i] = zeros;
-    each_run(l, queries.low > queries.first ? queries.low : queries.first, end, [&](int64_t position, int64_t count, int64_t block, int64_t offset) {
+    for (int64_t i = 0; i < begin - queries.first; i++) tile.rows[i] = zeros;
+    for (int64_t i = end - queries.first; i < kTilePositions; i++) tile.rows[i] = zeros;
+    each_run(l, begin, end, [&](int64_t position, int64_t count, int64_t block, int64_t offset) {
         const void** rows = tile.rows + position - queries.first;
         if (halves) {
             const char* own = slot_bytes(l, chunk.table[block], chunk.head, half, offset);
@@ -148,11 +158,11 @@ inline void load_rows(const Layer& l, const Chunk& chunk, int64_t half, const Ti
         }
     });
     const int64_t next = queries.first + kTilePositions, last = chunk.end < next + kTilePositions ? chunk.end : next + kTilePositions;
-    std::memset(tile.ahead, 0, sizeof(tile.ahead));
-    tile.ahead_bytes = l.dim * element_bytes(view);
+    const int64_t vector_bytes = l.dim * element_bytes(view);
+    for (int64_t i = last > next ? last - next : 0; i < kTilePositions; i++) tile.ahead[i] = nullptr;
     each_run(l, next, last, [&](int64_t position, int64_t count, int64_t block, int64_t offset) {
         const char* own = slot_bytes(l, chunk.table[block], chunk.head, half, offset);
-        for (int64_t i = 0; i < count; i++) tile.ahead[position - next + i] = own + i * tile.ahead_bytes;
+        for (int64_t i = 0; i < count; i++) tile.ahead[position - next + i] = own + i * vector_bytes;
     });
     if (halves) measure<true>(tile, l.padded, steps);
     else measure<false>(tile, l.padded, steps);
@@ -234,7 +244,7 @@ public:
           kept_(scratch.take<float>(count)), factors_(scratch.take<float>(count)), scores_(scratch.take<float>(count * 64)),
           weights_(scratch.take<int32_t>(count * 32)), keys_(scratch.take<int32_t>(64 * wide_ / 2)), values_(scratch.take<int32_t>(32 * l.padded)),
           space_(scratch.take<float>(64 * l.padded)), key_rows_(scratch.take<int16_t>(16 * wide_)) {
-        for (int64_t q = 0; q < count; q++) take_query(queries + q * l.dim, q);
+        for (int64_t q = 0; q < count; q += 16) take_queries(queries, q, count - q < 16 ? count - q : 16);
     }
 
     void fold_chunk(const Chunk& chunk, const Sight& sight, const Fold& fold) {
@@ -245,41 +255,63 @@ public:
 private:
     static int64_t wide_of(const Layer& l) { return (l.dim + 31) & ~int64_t(31); }
 
-    void take_query(const float* query, int64_t q) {
-        alignas(64) float own[kMaxWholeDim + 32] = {};
-        alignas(64) float lanes[16 * 16] = {}, first[16];
-        std::memcpy(own, query, sizeof(float) * l_.dim);
-        store(lanes, from_bits(largest_parts<false>(own, l_.padded)));
+    // Rounds queries from `first` on, at most 16 of them.
+    void take_queries(const float* queries, int64_t first, int64_t count) {
+        alignas(64) float space[kMaxWholeDim + 32], lanes[16 * 16], inverses[16];
+        auto filled = [&](int64_t r) {  // up to the width that is read
+            const float* own = queries + (first + r) * l_.dim;
+            if (l_.dim == wide_) return own;
+            std::memcpy(space, own, sizeof(float) * l_.dim);
+            std::memset(space + l_.dim, 0, sizeof(float) * (wide_ - l_.dim));
+            return static_cast<const float*>(space);
+        };
+        for (int64_t r = 0; r < count; r++) store(lanes + 16 * r, from_bits(largest_parts<false>(filled(r), l_.padded)));
+        for (int64_t r = count; r < 16; r++) store(lanes + 16 * r, all(0.0f));
         const F tops = largest_bits(lanes);
-        store(first, query_scales(l_, tops));
-        scales_[q] = first[0];
-        store(first, inverse_of(tops, all(key_steps(l_))));
-        int16_t* out = reinterpret_cast<int16_t*>(queries_ + q * wide_ / 2);
-        for (int64_t d = 0; d < wide_; d += 16) store_words(out + d, rounded<false>(own, d, all(first[0])));
+        store_some(scales_ + first, query_scales(l_, tops), static_cast<int>(count));
+        store(inverses, inverse_of(tops, all(key_steps(l_))));
+        for (int64_t r = 0; r < count; r++) {
+            const float* own = filled(r);
+            int16_t* out = reinterpret_cast<int16_t*>(queries_ + (first + r) * wide_ / 2);
+            for (int64_t d = 0; d < wide_; d += 32) store_words(out + d, rounded<false>(own, d, all(inverses[r])), rounded<false>(own, d + 16, all(inverses[r])));
+        }
     }
 
     template <bool is_half> void take_keys(const TileRows& tile) {
-        const float* rows[16];
-        for (int64_t i = 0; i < kTilePositions; i++) {
-            int16_t* out = key_rows_ + i % 16 * wide_;
-            rows[i % 16] = reinterpret_cast<const float*>(out);
-            const F inverse = all(tile.inverses[i]);
-            tile.ask_ahead(i);
-            for (int64_t d = 0; d < l_.padded; d += 16) store_words(out + d, rounded<is_half>(tile.rows[i], d, inverse));
-            for (int64_t d = l_.padded; d < wide_; d += 16) store_words(out + d, all_int(0));
-            if (i % 16 != 15) continue;
-            for (int64_t pair = 0; pair < wide_ / 2; pair += 16) transpose_block(rows, pair, reinterpret_cast<float*>(keys_ + 64 * pair + i - 15), 64);
-        }
+        const int64_t ahead_bytes = l_.dim * element_bytes(l_.a.view);
+        with_width(l_.padded, [&](auto padded) {
+            const int64_t wide = (padded + 31) & ~int64_t(31);
+            int16_t* const space = key_rows_;
+            const float* rows[16];
+            for (int64_t r = 0; r < 16; r++) rows[r] = reinterpret_cast<const float*>(space + r * wide);
+            for (int64_t first = 0; first < kTilePositions; first += 16) {
+                for (int64_t r = 0; r < 16; r++) {
+                    const void* row = tile.rows[first + r];
+                    const F inverse = all(tile.inverses[first + r]);
+                    tile.ask_ahead(first + r, ahead_bytes);
+                    for (int64_t d = 0; d < wide; d += 32) {
+                        const I second = d + 16 < padded ? rounded<is_half>(row, d + 16, inverse) : all_int(0);
+                        store_words(space + r * wide + d, rounded<is_half>(row, d, inverse), second);
+                    }
+                }
+                for (int64_t pair = 0; pair < wide / 2; pair += 16) transpose_block(rows, pair, reinterpret_cast<float*>(keys_ + 64 * pair + first), 64);
+            }
+        });
     }
 
     template <bool is_half> void take_values(const TileRows& tile) {
-        for (int64_t i = 0; i < kTilePositions; i += 2) {
-            const F first = all(tile.inverses[i]), second = all(tile.inverses[i + 1]);
-            tile.ask_ahead(i);
-            tile.ask_ahead(i + 1);
-            for (int64_t d = 0; d < l_.padded; d += 16)
-                store_int(values_ + i / 2 * l_.padded + d, pair_words(rounded<is_half>(tile.rows[i], d, first), rounded<is_half>(tile.rows[i + 1], d, second)));
-        }
+        const int64_t ahead_bytes = l_.dim * element_bytes(l_.a.view);
+        with_width(l_.padded, [&](auto padded) {
+            int32_t* const space = values_;
+            for (int64_t i = 0; i < kTilePositions; i += 2) {
+                const void *one = tile.rows[i], *other = tile.rows[i + 1];
+                const F first = all(tile.inverses[i]), second = all(tile.inverses[i + 1]);
+                tile.ask_ahead(i, ahead_bytes);
+                tile.ask_ahead(i + 1, ahead_bytes);
+                for (int64_t d = 0; d < padded; d += 16)
+                    store_int(space + i / 2 * padded + d, pair_words(rounded<is_half>(one, d, first), rounded<is_half>(other, d, second)));
+            }
+        });
     }
 
     void fold_tile(const Chunk& chunk, const Sight& sight, const TileQueries& tile, const Fold& fold) {

@@ -57,6 +57,12 @@ inline void store_int(int32_t* p, I a) { _mm512_storeu_si512(p, a.v); }
 inline I load_int(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 // The lower 16 bits of each lane.
 inline void store_words(int16_t* p, I a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a.v)); }
+// Those of `a`, then those of `b`.
+inline void store_words(int16_t* p, I a, I b) {
+    alignas(64) static constexpr int16_t even[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
+                                                     32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
+    _mm512_storeu_si512(p, _mm512_permutex2var_epi16(a.v, _mm512_load_si512(even), b.v));
+}
 // The lower 16 bits of `a`, those of `b` above them.
 inline I pair_words(I a, I b) { return {_mm512_ternarylogic_epi32(a.v, _mm512_set1_epi32(0xffff), _mm512_slli_epi32(b.v, 16), 0xea)}; }
 // sum + the products of both pairs of signed 16-bit numbers in a lane. By name, as GCC gives the intrinsic's sum another
@@ -198,6 +204,13 @@ inline F load_bfloat(const uint16_t* p) {
 }
 #undef BATON_LANES
 
+#endif
+
+#if !defined(BATON_AVX512)
+inline void store_words(int16_t* p, I a, I b) {
+    store_words(p, a);
+    store_words(p + 16, b);
+}
 #endif
 
 #if !defined(BATON_AVX512)

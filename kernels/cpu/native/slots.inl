@@ -96,10 +96,10 @@ struct Cursor {
 // Positions [first, end) as runs inside one block each: body(position, count, index in the block table, slot in the block).
 template <typename Body> inline void each_run(const Layer& l, int64_t first, int64_t end, Body body) {
     const int64_t size = l.a.view.block_size;
-    while (first < end) {
-        const int64_t block = first / size, offset = first % size, left = size - offset, count = left < end - first ? left : end - first;
+    int64_t block = first / size, offset = first % size;
+    for (int64_t count; first < end; first += count, block++, offset = 0) {
+        count = size - offset < end - first ? size - offset : end - first;
         body(first, count, block, offset);
-        first += count;
     }
 }
 
@@ -114,7 +114,7 @@ inline const char* slot_bytes(const Layer& l, int64_t block, int64_t head, int64
 
 // Asks for memory that is read soon: blocks lie far apart in the pool.
 inline void ask_for(const char* memory, int64_t bytes) {
-    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(memory + byte, 0, 3);
+    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(memory + byte, 0, 2);
 }
 
 // K (half 0) or V (half 1) of positions [first, first + 64), one after the other: put(i, vector), a null pointer for

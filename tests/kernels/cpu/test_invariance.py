@@ -57,6 +57,9 @@ class Run:
         batch = build_batch([BatchItem(*item, True) for item in items], BLOCK_SIZE)
         return self._runner.forward(batch).clone()
 
+    def copy(self, source: int, destination: int) -> None:
+        self._runner.copy_blocks([(source, destination)])
+
     def prompt(self, chunk: int, first_blocks: Sequence[int] = ()) -> tuple[Tensor, list[int]]:
         """Last logits of PROMPT run in chunks, after what `first_blocks` hold of it already."""
         own = [*first_blocks, *self.blocks(LENGTH - len(first_blocks) * BLOCK_SIZE)]
@@ -93,6 +96,14 @@ def test_logits_have_the_same_bits_whatever_surrounds_them(
     for chunk in (1, 7, 64):
         assert_same_bits(run.prompt(chunk)[0], expected, f"chunks of {chunk}")
     assert_same_bits(run.prompt(LENGTH, own[:3])[0], expected, "over a cached prefix")
+
+    # over a block of another prompt that begins alike
+    other = run.blocks(70)
+    run.step([([*PROMPT[:40], *tokens(7, 30)], 0, other)])
+    copied = run.blocks(LENGTH)
+    run.copy(other[2], copied[2])
+    begun = run.step([(PROMPT[40:], 40, [*other[:2], *copied[2:]])])[0]
+    assert_same_bits(begun, expected, "over another's beginning of a block")
 
     # among 31 others: some at their prompts, some decoding
     others = []
