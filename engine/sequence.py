@@ -63,7 +63,7 @@ class Sequence:
     num_prompt_tokens: how many of token_ids are the prompt.
     num_choices: choices that this sequence still stands for; 1 once it has forked.
     num_computed_tokens: tokens whose KV is in the blocks, or will be when the step that is scheduled has run.
-    num_cached_tokens: prompt tokens whose KV was found when the sequence was first admitted.
+    num_cached_tokens: prompt tokens in whole blocks whose KV was found when the sequence was first admitted.
     num_arriving_tokens: tokens whose KV another worker is asked for; 0 for a local run.
     is_session: whether this is a prompt computed for another worker.
     is_looked_up: whether tiers have been asked for its KV since it last began to wait.

@@ -25,6 +25,7 @@ from core.block_hash import BlockHash
 from core.blocks import BlockLife, BlockState
 from core.events import CacheEvent
 from core.ids import NULL_BLOCK, BlockId
+from engine.kvcache.beginnings import Beginnings
 from engine.kvcache.chain import BlockContent
 from engine.kvcache.event_log import EventLog
 from engine.kvcache.free_queue import FreeQueue
@@ -68,6 +69,7 @@ class BlockPool:
         self._quarantined: set[BlockId] = set()
         self._content: dict[BlockId, tuple[int, BlockContent]] = {}
         self._copies: list[dict[BlockHash, list[BlockId]]] = [{} for _ in range(num_groups)]
+        self._beginnings = [Beginnings() for _ in range(num_groups)]
         self._events = EventLog(with_token_ids=events_with_token_ids)
         self._committed: list[BlockId] | None = None
 
@@ -188,8 +190,10 @@ class BlockPool:
         self._content[block] = (group, content)
         copies = self._copies[group].setdefault(content.key, [])
         copies.append(block)
-        if len(copies) == 1 and group == self._published_group:
-            self._events.stored(content)
+        if len(copies) == 1:
+            self._beginnings[group].add(content)
+            if group == self._published_group:
+                self._events.stored(content)
         if self._committed is not None:
             self._committed.append(block)
 
@@ -228,6 +232,18 @@ class BlockPool:
                 break
             found.append(blocks[0])
         return found
+
+    def match_beginning(
+        self, parent: BlockHash, token_ids: Sequence[int], group: int = 0
+    ) -> tuple[BlockId, int]:
+        """A block behind `parent` whose first tokens are `token_ids`' first ones, and how many.
+
+        NULL_BLOCK and 0 where there is none. Takes no reference. token_ids: at least one.
+        """
+        content, count = self._beginnings[group].longest(parent, token_ids)
+        if content is None:
+            return NULL_BLOCK, 0
+        return self._copies[group][content.key][0], count
 
     def num_cached_among(self, blocks: Iterable[BlockId]) -> int:
         """By how many fewer blocks could be allocated if these were acquired: those lent can not be allocated now."""
@@ -312,6 +328,9 @@ class BlockPool:
         assert listed == len(self._content), (
             f"{listed} findable blocks, {len(self._content)} contents"
         )
+        for group, copies in enumerate(self._copies):
+            found = len(self._beginnings[group])
+            assert found == len(copies), f"{found} beginnings, {len(copies)} hashes"
 
     def _check_references(self, tables: Sequence[Iterable[BlockId]]) -> None:
         expected = [0] * len(self._references)
@@ -342,5 +361,6 @@ class BlockPool:
         if copies:
             return
         del self._copies[group][content.key]
+        self._beginnings[group].remove(content)
         if group == self._published_group:
             self._events.removed(content)

@@ -61,6 +61,14 @@ class HashChain:
             self.contents(token_ids, position + 1)
         return self._contents[position]
 
+    def parent(self, token_ids: Sequence[int], position: int) -> BlockHash:
+        """The hash in front of `position`, all blocks before which are full."""
+        if position == len(self._contents):
+            return self._last
+        if position < len(self._contents):
+            return self._contents[position].parent
+        return self.content(token_ids, position - 1).key
+
     def copy(self) -> HashChain:
         """The same chain so far, to grow on its own (a fork)."""
         twin = HashChain.__new__(HashChain)

@@ -2,7 +2,8 @@
 
 One place for the rules on which tables, pool and chains must agree:
 - a table's positions [0, num_computed // block_size) are full; only the block at position num_computed // block_size
-  and later ones are written, and only while this sequence is their one holder (a shared tail is copied first);
+  and later ones are written, and only while this sequence is their one holder and they have no hash: a tail that is
+  shared, or of whose content only the beginning is wanted, is copied first;
 - blocks are released tail first, spares before them;
 - a full, computed block is committed when prefix caching is on, else it stays FILLING until it is released.
 
@@ -79,14 +80,17 @@ class KVManager:
     def take_all(self, sequence: Sequence, num_tokens: int) -> bool:
         """Blocks for all of a sequence's tokens, cached ones first, if `num_tokens` would fit; all or none.
 
-        Sets num_computed_tokens to what the cached blocks cover: at most all tokens but the last.
+        Sets num_computed_tokens to what the cached blocks cover: at most all tokens but the last. The last one of them
+        may be one of which only the beginning is wanted; a spare is held for the copy that `prepare_write` makes.
         """
         assert not len(sequence.block_table), "the sequence holds blocks already"
         matched = self._match(sequence, sequence.num_tokens - 1)
         if self._shortage(sequence, matched, num_tokens) > 0:
             return False
         self._acquire(sequence, matched)
+        num_copies = self._acquire_beginning(sequence, num_tokens)
         taken = self.extend(sequence, sequence.num_tokens)
+        taken = taken and self.add_spares(sequence, num_copies)
         assert taken, "blocks that were counted as free are not"
         return True
 
@@ -126,12 +130,13 @@ class KVManager:
     ) -> bool:
         """Make the next `num_tokens` tokens writable; False, with nothing changed, when blocks are lacking.
 
-        A partly filled block that others hold too is replaced by a copy, to be made before the step writes.
+        A partly filled block that others hold too, and one of which only the beginning is this sequence's, is replaced
+        by a copy, to be made before the step writes.
         """
         size, table = self.block_size, sequence.block_table
         start = sequence.num_computed_tokens
         first, end = start // size, self._positions(start + num_tokens)
-        shares_tail = start % size != 0 and self.pool.references(table.groups[0][first]) > 1
+        shares_tail = start % size != 0 and not self._is_own(table.groups[0][first])
         if not shares_tail and end <= len(table) and start % size and end == first + 1:
             return True  # one more token in a block that is FILLING and its own: nearly every decode step
         lacking = (max(0, end - len(table)) + shares_tail) * self.num_groups
@@ -211,6 +216,36 @@ class KVManager:
                 self.pool.acquire(block)
             ids += found
         sequence.num_computed_tokens = len(sequence.block_table) * self.block_size
+
+    def _acquire_beginning(self, sequence: Sequence, num_tokens: int) -> int:
+        """Hold at the table's end a block that begins as the next one would, if there is one, and room for its copy.
+
+        num_tokens: what has to fit beside it. Returns how many blocks the copy takes.
+        """
+        start = sequence.num_computed_tokens
+        wanted = sequence.token_ids[start : min(start + self.block_size, sequence.num_tokens - 1)]
+        if sequence.chain is None or not wanted:
+            return 0
+        table = sequence.block_table
+        parent = sequence.chain.parent(sequence.token_ids, len(table))
+        groups = range(self.num_groups)
+        found = [self.pool.match_beginning(parent, wanted, group) for group in groups]
+        count = min(count for _, count in found)
+        blocks = [block for block, _ in found]
+        num_held = len(table) * self.num_groups
+        needed = self.pool.num_cached_among(blocks) + self.num_blocks_for(num_tokens) - num_held
+        if not count or needed > self.pool.num_free + len(table.spares):
+            return 0
+        for block in blocks:
+            self.pool.acquire(block)
+        table.append(blocks)
+        sequence.num_computed_tokens = start + count
+        return self.num_groups
+
+    def _is_own(self, block: BlockId) -> bool:
+        """Whether a partly filled block of a sequence is held, and meant to be filled, by that sequence alone."""
+        pool = self.pool
+        return pool.references(block) == 1 and pool.life.state(block) is BlockState.FILLING
 
     def _allocate(self, table: BlockTable, num_blocks: int) -> list[BlockId] | None:
         """Spares first, then the pool; all or none."""

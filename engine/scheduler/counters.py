@@ -13,7 +13,7 @@ class SchedulerCounters:
     preemptions: sequences that lost their blocks.
     prompt_tokens: prompt tokens of sequences that got their KV, counted once each.
     computed_prompt_tokens: prompt tokens computed here, recomputed ones counted again.
-    cached_prompt_tokens: prompt tokens whose KV was found here when the sequence got its blocks.
+    cached_prompt_tokens: prompt tokens whose KV was found here when the sequence got its blocks, parts of blocks too.
     received_prompt_tokens: prompt tokens whose KV another worker sent.
     generation_tokens: output tokens of this engine's own requests, wherever they were sampled.
     prefix_cache_queries: tokens looked up at each admission, repeated ones included.

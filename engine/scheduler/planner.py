@@ -168,12 +168,16 @@ def holds_up_others(kv: KVManager, sequence: Sequence) -> bool:
 
 
 def count_admission(roster: Roster, sequence: Sequence) -> None:
-    """Note what was found for a sequence that just got its blocks."""
+    """Note what was found for a sequence that just got its blocks.
+
+    Counters take every token. The request is told of whole blocks, as clients know it from vLLM.
+    """
     num_found = sequence.num_computed_tokens
     roster.counters.prefix_cache_queries += sequence.num_tokens
     roster.counters.prefix_cache_hits += num_found
     if sequence.num_preemptions or sequence.num_arriving_tokens:
         return
-    sequence.num_cached_tokens = min(num_found, sequence.num_prompt_tokens)
+    num_whole = num_found - num_found % roster.config.block_size
+    sequence.num_cached_tokens = min(num_whole, sequence.num_prompt_tokens)
     roster.counters.prompt_tokens += sequence.num_prompt_tokens
-    roster.counters.cached_prompt_tokens += sequence.num_cached_tokens
+    roster.counters.cached_prompt_tokens += min(num_found, sequence.num_prompt_tokens)

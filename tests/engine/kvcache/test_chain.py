@@ -28,6 +28,15 @@ def test_a_chain_grows_with_its_sequence_and_keeps_what_it_knows() -> None:
     assert chain.content(TOKENS, 5) == HashChain(ROOT, 16).contents(TOKENS, 6)[5]
 
 
+@pytest.mark.parametrize("known", [0, 2, 6])
+def test_the_hash_in_front_of_a_position(known: int) -> None:
+    chain = HashChain(ROOT, 16)
+    chain.contents(TOKENS, known)
+    assert chain.parent(TOKENS, 0) == ROOT.salted("")
+    assert chain.parent(TOKENS, 4) == hash_chain(ROOT, TOKENS[:64])[-1]
+    assert chain.parent(TOKENS, 6) == hash_chain(ROOT, TOKENS)[-1]
+
+
 def test_a_block_that_is_not_full_has_no_content() -> None:
     with pytest.raises(AssertionError, match="not full"):
         HashChain(ROOT, 16).contents(TOKENS[:31], 2)

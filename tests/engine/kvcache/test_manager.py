@@ -80,11 +80,75 @@ def test_a_prompt_takes_cached_blocks_first_in_every_group(num_groups: int) -> N
     second = make_attached(manager, prompt=(*range(100, 140), 1, 2, 3))
     assert manager.count_cached_tokens(second) == 32
     assert manager.take_all(second, 43)
-    assert second.num_computed_tokens == 32
+    assert second.num_computed_tokens == 40, "eight of a block that ends otherwise"
     for ours, theirs in zip(second.block_table.groups, first.block_table.groups, strict=True):
-        assert ours[:2] == theirs[:2]
+        assert ours[:3] == theirs[:3]
         assert len(ours) == 3
+    assert len(second.block_table.spares) == num_groups
     check(manager, first, second)
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_block_of_which_the_beginning_is_wanted_is_copied(
+    num_groups: int, is_running: bool
+) -> None:
+    manager = make_manager(20, num_groups)
+    first = make_attached(manager, prompt=range(100, 148))
+    manager.take_all(first, 48)
+    compute(manager, first)
+    theirs = [ids[2] for ids in first.block_table.groups]
+    if not is_running:
+        manager.release(first)
+    second = make_attached(manager, prompt=(*range(100, 140), *range(20)))
+    assert manager.take_all(second, 61)
+    copies: list[tuple[BlockId, BlockId]] = []
+    assert manager.prepare_write(second, second.num_remaining_tokens, copies)
+    own = [ids[2] for ids in second.block_table.groups]
+    assert copies == list(zip(theirs, own, strict=True))
+    assert not set(own) & set(theirs)
+    assert second.block_table.spares == []
+    assert manager.count_cached_tokens(first) == 48, "the other's content is as it was"
+    check(manager, second, *([first] if is_running else []))
+
+
+def test_a_prompt_that_is_cached_whole_is_computed_from_its_last_token() -> None:
+    manager = make_manager()
+    for _ in range(2):
+        sequence = make_attached(manager, prompt=range(100, 148))
+        assert manager.take_all(sequence, 49)
+        compute(manager, sequence)
+        manager.release(sequence)
+    again = make_attached(manager, prompt=range(100, 148))
+    assert manager.take_all(again, 49)
+    assert again.num_computed_tokens == 47
+    check(manager, again)
+
+
+def test_a_beginning_is_left_where_its_copy_does_not_fit() -> None:
+    manager = make_manager(3)
+    first = make_attached(manager, prompt=range(100, 132))
+    manager.take_all(first, 32)
+    compute(manager, first)
+    manager.release(first)
+    second = make_attached(manager, prompt=(*range(100, 120), *range(28)))
+    assert manager.take_all(second, 48)
+    assert second.num_computed_tokens == 16
+    assert second.block_table.num_held_blocks == 3
+    check(manager, second)
+
+
+def test_beginnings_are_found_behind_equal_tokens_and_salts_only() -> None:
+    manager = make_manager()
+    first = make_attached(manager, prompt=range(100, 132))
+    manager.take_all(first, 32)
+    compute(manager, first)
+    for prompt, salt in (((7, *range(101, 132)), ""), (range(100, 130), "tenant")):
+        other = make_attached(manager, prompt=prompt, cache_salt=salt)
+        assert manager.take_all(other, other.num_tokens)
+        assert other.num_computed_tokens == 0
+        manager.release(other)
+    check(manager, first)
 
 
 def test_a_head_counts_only_where_all_groups_have_it() -> None:

@@ -65,6 +65,23 @@ def test_only_what_decode_lacks_is_sent() -> None:
         assert wire.prefill["p1"].stats.cached_prompt_tokens_total == 96
 
 
+def test_the_beginning_of_a_block_is_computed_once() -> None:
+    prompt = random_prompt(100)
+    first = make_request("a", prompt, max_tokens=4)
+    second = make_request("b", [*prompt[:88], *range(1, 21)], max_tokens=4)
+    with split_pair() as wire:
+        for request in (first, second):
+            submit(wire, request, "p1")
+            run_to_end(wire, request)
+            assert answer(wire, request) == run_alone(request)
+        grants = [m for m in wire.passed if isinstance(m, GrantPrefill)]
+        assert [g.first_missing_block for g in grants] == [[0], [80 // BLOCK_SIZE]]
+        assert wire.prefill["p1"].stats.cached_prompt_tokens_total == 88
+        assert wire.prefill["p1"].stats.computed_prompt_tokens_total == 100 + 108 - 88
+        told = [o.num_cached_tokens for o in wire.decode.outputs[second.id]]
+        assert told[0] == 80, "whole blocks"
+
+
 @pytest.mark.failure_edge("D full prefix hit")
 def test_a_prompt_that_decode_holds_whole_moves_no_block() -> None:
     prompt = random_prompt(64)

@@ -110,12 +110,15 @@ def test_a_second_request_computes_what_the_first_left_out() -> None:
     scheduler = make_scheduler()
     prompt = tuple(range(100, 150))
     first = add(scheduler, "a", prompt=prompt, max_tokens=1)
-    run_all(scheduler)
-    second = add(scheduler, "b", prompt=(*prompt[:40], 7, 8, 9), max_tokens=1)
+    step(scheduler)
+    second = add(scheduler, "b", prompt=(*prompt[:40], 7, 8, 9), max_tokens=2)
     output, _ = step(scheduler)
-    assert planned(output) == {"b": 43 - 32}
-    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 32)
-    assert scheduler.counters.cached_prompt_tokens == 32
+    assert planned(output) == {"b": 43 - 40}
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 32), "whole blocks are told"
+    assert scheduler.counters.cached_prompt_tokens == 40
+    assert scheduler.counters.prefix_cache_hits == 40
+    ((source, own),) = output.copies
+    assert own == second.block_table.ids()[2] != source
     assert scheduler.counters.prefix_cache_queries == 50 + 43
 
 
