@@ -36,10 +36,13 @@ class Coverage:
             }
             for positions in needed
         ]
+        self._num_needed = [dict(positions) for positions in needed]
         self._num_layers = list(num_layers)
         self._num_rows = [a * b for a, b in zip(shares, num_layers, strict=True)]
-        # of each group: position -> bit set of covered slots for each layer of each share, made at the first admission
+        # of each group: position -> bit set of covered slots for each layer of each share, from the first admission on
+        # until the block is whole
         self._covered: list[dict[int, list[int]]] = [{} for _ in needed]
+        self._whole: list[set[int]] = [set() for _ in needed]
         self._num_lacking = sum(
             sum(positions.values()) * num_rows
             for positions, num_rows in zip(needed, self._num_rows, strict=True)
@@ -57,9 +60,7 @@ class Coverage:
 
     def is_block_whole(self, group: int, position: int) -> bool:
         """Whether every needed slot of every layer of every share of one block is there."""
-        covered = self._covered[group].get(position)
-        # no set has a slot that is not needed, so the least is whole only where all are
-        return covered is not None and min(covered) == self._needed[group][position]
+        return position in self._whole[group]
 
     def lacking_layers(
         self,
@@ -77,7 +78,7 @@ class Coverage:
         """
         slots = self._needed[group].get(position, 0) & _bits(first_slot, end_slot)
         covered = self._covered[group].get(position)
-        if slots == 0:
+        if slots == 0 or position in self._whole[group]:
             return []
         if covered is None:
             return [(first_layer, num_layers)]
@@ -98,8 +99,9 @@ class Coverage:
         share: int = 0,
     ) -> bool:
         """Count a range whose bytes are in place and verified; whether it added anything."""
-        slots = self._needed[group].get(position, 0) & _bits(first_slot, end_slot)
-        if slots == 0:
+        needed = self._needed[group].get(position, 0)
+        slots = needed & _bits(first_slot, end_slot)
+        if slots == 0 or position in self._whole[group]:
             return False
         covered = self._covered[group].get(position)
         if covered is None:
@@ -111,6 +113,7 @@ class Coverage:
         if num_added:
             covered[first_row:end_row] = [row | slots for row in rows]
             self._num_lacking -= num_added
+            self._note_whole(group, position, covered, needed)
         return num_added > 0
 
     def lacks_all(
@@ -119,6 +122,8 @@ class Coverage:
         """Whether of these layers of the first share nothing is covered, in blocks of which something is needed."""
         covered = self._covered[group]
         if not self._needed[group].keys() >= set(positions):
+            return False
+        if not self._whole[group].isdisjoint(positions):
             return False
         if covered.keys().isdisjoint(positions):
             return True
@@ -137,18 +142,43 @@ class Coverage:
         block is whole now. No block comes twice.
         """
         needed, covered, num_rows = self._needed[group], self._covered[group], self._num_rows[group]
+        if num_layers == num_rows and self._are_all_slots(group, positions, end_slots):
+            self._whole[group].update(positions)
+            self._num_lacking -= sum(end_slots) * num_rows
+            return [True] * len(positions)
         end_layer, num_slots, whole = first_layer + num_layers, 0, list[bool]()
+        seen: tuple[int, int] | None = None
         for position, end_slot in zip(positions, end_slots, strict=True):
             all_slots = needed[position]
-            slots = all_slots & ((1 << end_slot) - 1)
+            if seen != (all_slots, end_slot):  # nearly always those of the block before
+                seen = (all_slots, end_slot)
+                slots = all_slots & ((1 << end_slot) - 1)
+                count, added = slots.bit_count(), [slots] * num_layers
+                alone = [0] * first_layer + added + [0] * (num_rows - end_layer)
+                is_all = slots == all_slots
             rows = covered.get(position)
             if rows is None:
-                rows = covered[position] = [0] * num_rows
-            rows[first_layer:end_layer] = [slots] * num_layers
-            num_slots += slots.bit_count()
-            whole.append(slots == all_slots and min(rows) == all_slots)
+                covered[position] = rows = alone.copy()
+            else:
+                rows[first_layer:end_layer] = added
+            num_slots += count
+            whole.append(is_all and self._note_whole(group, position, rows, all_slots))
         self._num_lacking -= num_slots * num_layers
         return whole
+
+    def _are_all_slots(
+        self, group: int, positions: Sequence[int], end_slots: Sequence[int]
+    ) -> bool:
+        """Whether `[0, end)` is in each of the blocks exactly what is needed."""
+        return list(map(self._num_needed[group].__getitem__, positions)) == list(end_slots)
+
+    def _note_whole(self, group: int, position: int, rows: list[int], needed: int) -> bool:
+        """Whether a block has all slots in all rows; if so it is remembered as whole, and no more."""
+        is_whole = rows.count(needed) == len(rows)
+        if is_whole:
+            del self._covered[group][position]
+            self._whole[group].add(position)
+        return is_whole
 
 
 def _bits(first: int, end: int) -> int:

@@ -8,7 +8,7 @@ that it does not know.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -31,6 +31,38 @@ class RunAdmitted(msgspec.Struct, frozen=True):
     first_layer: int
     num_layers: int
     is_block_whole: bool
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """As of several blocks."""
+        return (self.position,)
+
+    @property
+    def are_whole(self) -> Sequence[bool]:
+        """As of several blocks."""
+        return (self.is_block_whole,)
+
+
+class RunsAdmitted(msgspec.Struct, frozen=True):
+    """D: the same of several blocks at once; positions and are_whole have one entry each a block."""
+
+    session: SessionId
+    attempt: int
+    group: int
+    positions: Sequence[int]
+    first_layer: int
+    num_layers: int
+    are_whole: Sequence[bool]
+
+    def each(self) -> list[RunAdmitted]:
+        """What it says, block by block."""
+        return [
+            RunAdmitted(
+                self.session, self.attempt, self.group, position,
+                self.first_layer, self.num_layers, is_whole,
+            )
+            for position, is_whole in zip(self.positions, self.are_whole, strict=True)
+        ]  # fmt: skip
 
 
 class SessionComplete(msgspec.Struct, frozen=True):
@@ -91,6 +123,7 @@ class SessionDrained(msgspec.Struct, frozen=True):
 
 MoverEvent = (
     RunAdmitted
+    | RunsAdmitted
     | SessionComplete
     | WriterLeft
     | ReceiveFailed

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -18,7 +19,6 @@ from core.kv_layout import KVLayout
 from engine.channel import monotonic_ms
 from engine.remote.timeline import Timeline
 from engine.sequence import Sequence
-from kvtransfer.events import RunAdmitted
 from kvtransfer.plan import TransferPlan
 from kvtransfer.session import SECRET_BYTES
 
@@ -80,10 +80,9 @@ class Arrival:
         """P gave a sign of life."""
         self.last_sign_ms = monotonic_ms()
 
-    def note_run(self, event: RunAdmitted) -> None:
-        """More layers of one block are in the pool and verified."""
-        if event.is_block_whole:
-            self.whole_blocks.add((event.group, event.position))
+    def note_runs(self, group: int, whole: Iterable[int]) -> None:
+        """More layers of some blocks are in the pool and verified. whole: positions of which now every layer is."""
+        self.whole_blocks.update((group, position) for position in whole)
         self.note_sign()
 
     def num_verified_blocks(self, layout: KVLayout) -> int:

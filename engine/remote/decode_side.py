@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import compress
 
 import msgspec
 
@@ -42,7 +43,7 @@ from engine.sampler.rows import Logprobs, SampledToken
 from engine.scheduler.output import SequenceUpdate
 from engine.scheduler.scheduler import Scheduler
 from engine.sequence import Sequence
-from kvtransfer.events import ReceiveFailed, RunAdmitted, SessionComplete
+from kvtransfer.events import ReceiveFailed, RunAdmitted, RunsAdmitted, SessionComplete
 from kvtransfer.plan import build_plan
 from kvtransfer.session import Destination, IncomingPlan, ReceiveSession
 from kvtransfer.transports.choice import Receivers
@@ -159,16 +160,17 @@ class DecodeSide:
 
     # ---- from movers
 
-    def run_admitted(self, event: RunAdmitted) -> None:
-        """More layers of a block are in."""
+    def runs_admitted(self, event: RunAdmitted | RunsAdmitted) -> None:
+        """More layers of some blocks are in."""
         arrival = self._current(event.session, event.attempt)
         if arrival is None or arrival.permit is None:
             return
-        arrival.note_run(event)
-        block = arrival.sequence.block_table.ids(event.group)[event.position]
-        if self._life.state(block) is BlockState.RESERVED:
-            self._life.begin_fill(block)
-        self._staging.bring_in(event.group, block, event.first_layer, event.num_layers)
+        arrival.note_runs(event.group, compress(event.positions, event.are_whole))
+        blocks = arrival.sequence.block_table.ids(event.group)
+        for block in [blocks[position] for position in event.positions]:
+            if self._life.state(block) is BlockState.RESERVED:
+                self._life.begin_fill(block)
+            self._staging.bring_in(event.group, block, event.first_layer, event.num_layers)
 
     def complete(self, event: SessionComplete) -> None:
         """Every byte is in and verified."""

@@ -37,7 +37,14 @@ from core.ids import BlockId, SessionId
 from core.kv_layout import KVLayout
 from kernels.host_memory import HostMemory
 from kvtransfer.counters import TransferCounters
-from kvtransfer.events import PostEvent, ReceiveFailed, RunAdmitted, SessionComplete, WriterLeft
+from kvtransfer.events import (
+    PostEvent,
+    ReceiveFailed,
+    RunAdmitted,
+    RunsAdmitted,
+    SessionComplete,
+    WriterLeft,
+)
 from kvtransfer.session import ReceiveSession, SessionKey
 from kvtransfer.transports.base import MAX_SLICE_BYTES
 from kvtransfer.transports.incoming_run import (
@@ -219,9 +226,7 @@ class Intake:
             live = self._live.get(batch.key) if is_opened else None
             if live is None or live.is_failed or live.writing or live.batch_inside:
                 return None
-            if live.session.plan is not None:
-                return None
-            if is_begun and live.batch_link is not link:
+            if live.session.plan is not None or (is_begun and live.batch_link is not link):
                 return None
             try:
                 self._places.check(batch)
@@ -283,22 +288,19 @@ class Intake:
             if live is None or live.is_failed:
                 self.counters.late_runs_total += len(blocks)
                 return False
-            if all(intact):
-                self._admit_batch(live, batch)
-                return True
-            self._admit_batch(live, batch.part(intact))
-            self.counters.late_runs_total += len(intact) - sum(intact)
-            return False
+            there = batch if all(intact) else batch.part(intact)
+            if there.positions:
+                self._admit_batch(live, there)
+            self.counters.late_runs_total += len(blocks) - len(there.positions)
+            return there is batch
 
     def _admit_batch(self, live: LiveSession, batch: RunBatch) -> None:
-        (session, attempt), group = batch.key, batch.group
-        first, count, post = batch.first_layer, batch.num_layers, self._post
+        group, positions, first, count, _ = batch.ranges
         whole = live.coverage.admit_all(*batch.ranges)
-        for position, is_whole in zip(batch.positions, whole, strict=True):
-            post(RunAdmitted(session, attempt, group, position, first, count, is_whole))
+        self._post(RunsAdmitted(*batch.key, group, positions, first, count, whole))
         self.counters.admitted_runs_total += len(whole)
         if live.coverage.is_complete:
-            post(SessionComplete(session, attempt))
+            self._post(SessionComplete(*batch.key))
 
     def enter(self, run: IncomingRun) -> bool:
         """Let a run into its block for one slice; False when it has lost the right to write."""

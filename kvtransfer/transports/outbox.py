@@ -64,17 +64,21 @@ class Outbox:
         rank: int = 0,
         max_run_blocks: int = 1,
         max_run_bytes: int = 0,
+        joins_pushes: bool = False,
     ) -> None:
         """pool: all bytes of what this rank holds, block after block.
 
         window_bytes: what of a session may be unanswered at one address before it has no turn there.
         max_run_blocks, max_run_bytes: how much one run may carry, beyond one block.
+        joins_pushes: whether a run that waits for its turn carries what is pushed later as well. Not for runs whose
+        bytes go over the connection: one that is lost half-way is lost whole.
         """
         self.lanes: dict[str, Lane] = {}
         self.counters = counters
         self.layout = layout
         self._window_bytes = window_bytes
         self._max_run_blocks, self._max_run_bytes = max_run_blocks, max_run_bytes
+        self._joins_pushes = joins_pushes
         self._pool = pool
         self._memory = HostMemory(pool)
         self._block_bytes = layout.rank_block_bytes(rank)
@@ -125,13 +129,35 @@ class Outbox:
         for block in sent:
             block.pushed_layers |= pushed
         for part in whole.parts:
-            runs = self._runs(part, group, blocks, sent, layers)
-            for run in runs:
-                for block in run.blocks:
-                    block.num_runs += 1
+            for block in sent if part.plan is None else ():
+                block.num_runs += 1
+            joined = self._join_last(part, group, blocks, sent, layers)
+            runs = self._runs(part, group, blocks[joined:], sent[joined:], layers)
             self._num_runs += len(runs)
             part.lane.enqueue(part, runs)
         self._acknowledge(whole, group, sent)  # of some, no address may want anything
+
+    def _join_last(
+        self,
+        part: OutgoingSession,
+        group: int,
+        sources: Sequence[SourceBlock],
+        blocks: Sequence[SentBlock],
+        layers: tuple[int, int],
+    ) -> int:
+        """Let the run that waits last carry more blocks, if it carries the same layers; how many it took."""
+        last = part.queue[-1] if part.queue and self._joins_pushes else None
+        if part.plan is not None or last is None or not last.carries(group, layers):
+            return 0
+        count = min(len(sources), self._most_blocks(last.place) - len(last.sources))
+        if count <= 0:
+            return 0
+        last.extend(sources[:count], blocks[:count])
+        return count
+
+    def _most_blocks(self, place: Run) -> int:
+        """How many blocks' bytes of this length one run carries."""
+        return max(1, min(self._max_run_blocks, self._max_run_bytes // place.num_bytes))
 
     def _runs(
         self,
@@ -148,12 +174,14 @@ class Outbox:
                 for source, block in zip(sources, blocks, strict=True)
                 for piece in plan.pieces(group, source, *layers)
             ]
+            for _, block, _ in pieces:
+                block.num_runs += 1
             return [
                 OutgoingRun(number, part, group, (source,), (block,), layers, nowhere, piece)
                 for number, (source, block, piece) in enumerate(pieces, self._num_runs + 1)
             ]
         place = self.layout.layer_run(group, *layers)
-        size = max(1, min(self._max_run_blocks, self._max_run_bytes // place.num_bytes))
+        size = self._most_blocks(place)
         portions = [slice(start, start + size) for start in range(0, len(sources), size)]
         return [
             OutgoingRun(number, part, group, sources[portion], blocks[portion], layers, place)

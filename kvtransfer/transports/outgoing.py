@@ -47,6 +47,16 @@ class OutgoingRun:
             assert session.plan is not None
             self.num_bytes = piece.num_bytes(session.plan.plan.formats[group].wire)
 
+    def carries(self, group: int, layers: tuple[int, int]) -> bool:
+        """Whether it carries these layers of a group."""
+        return (self.group, self.first_layer, self.num_layers) == (group, *layers)
+
+    def extend(self, sources: Sequence[SourceBlock], blocks: Sequence[SentBlock]) -> None:
+        """Carry more blocks, to the same places. Only while it waits for its turn."""
+        self.sources = (*self.sources, *sources)
+        self.blocks = (*self.blocks, *blocks)
+        self.num_bytes += self.place.num_bytes * len(sources)
+
     def header(self, payload: memoryview) -> RunHeader:
         """What announces a run of one block. Reads the payload for its checksum."""
         (source,) = self.sources

@@ -17,7 +17,7 @@ from core.errors import ConfigError
 from core.ids import BlockId, SessionId
 from core.kv_layout import GroupKind, KVGroup, KVLayout, SlotFormat
 from kvtransfer.config import TransferConfig
-from kvtransfer.events import MoverEvent, WriterLeft
+from kvtransfer.events import MoverEvent, RunsAdmitted, WriterLeft
 from kvtransfer.pool_memory import PoolMemory
 from kvtransfer.session import Destination, ReceiveSession, SendSession, SourceBlock
 from kvtransfer.transports.base import Receiver, Sender
@@ -251,25 +251,29 @@ def make_pair(
     life = BlockLife(num_blocks)
     received: list[MoverEvent] = []
     sent: list[MoverEvent] = []
+
+    def hear(event: MoverEvent) -> None:
+        received.extend(event.each() if isinstance(event, RunsAdmitted) else [event])
+
     network: FakeNetwork | None = None
     reads = Network()
     receiver: Receiver
     sender: Sender
     if transport == "fake":
         network = FakeNetwork(slice_bytes)
-        receiver = FakeReceiver(network, life, views[0], layout, received.append)
+        receiver = FakeReceiver(network, life, views[0], layout, hear)
         sender = FakeSender(network, views[1], layout, sent.append, config)
     elif transport == "shm":
-        receiver = ShmReceiver(Intake(life, views[0], layout, received.append), config)
+        receiver = ShmReceiver(Intake(life, views[0], layout, hear), config)
         sender = ShmSender(memory, layout, sent.append, config)
     elif transport != "tcp":
         reader = _engine(transport, reads, is_read=False)
-        intake = Intake(life, views[0], layout, received.append)
+        intake = Intake(life, views[0], layout, hear)
         receiver = PullReceiver(transport, reader, intake, config)
         read = _engine(transport, reads, is_read=True)
         sender = PullSender(transport, read, memory, layout, sent.append, config)
     else:
-        receiver = TcpReceiver(Intake(life, views[0], layout, received.append), config)
+        receiver = TcpReceiver(Intake(life, views[0], layout, hear), config)
         sender = TcpSender(views[1], layout, sent.append, config)
     return Pair(
         layout, num_blocks, memory.buffer, destination, memory, life, receiver, sender, received, sent,

@@ -152,6 +152,29 @@ def test_nothing_needed_is_complete() -> None:
     assert Coverage([{}, {}], [2, 2]).is_complete
 
 
+@given(needs, st.integers(0, len(NUM_LAYERS) - 1), st.data())
+def test_several_whole_blocks_at_once_are_those_blocks_in_turn(
+    needed: tuple[dict[int, int], ...], group: int, data: st.DataObject
+) -> None:
+    lacking = [position for position, num_slots in needed[group].items() if num_slots]
+    if not lacking:
+        return
+    positions = data.draw(st.lists(st.sampled_from(lacking), min_size=1, unique=True))
+    slots = [needed[group][position] for position in positions]
+    count = NUM_LAYERS[group]
+    together, in_turn = Coverage(needed, NUM_LAYERS), Coverage(needed, NUM_LAYERS)
+    assert together.lacks_all(group, positions, 0, count)
+    assert together.admit_all(group, positions, 0, count, slots) == [True] * len(positions)
+    for position, end in zip(positions, slots, strict=True):
+        assert in_turn.admit(group, position, 0, count, end)
+        for coverage in (together, in_turn):
+            assert coverage.is_block_whole(group, position)
+            assert not coverage.lacking_layers(group, position, 0, count, end)
+            assert not coverage.lacks_all(group, [position], 0, 1)
+            assert not coverage.admit(group, position, 0, count, end), "a second time adds nothing"
+    assert together.num_lacking == in_turn.num_lacking
+
+
 @given(needs, st.lists(ranges(), max_size=8), ranges(), st.data())
 def test_several_ranges_at_once_are_those_ranges_in_turn(
     needed: tuple[dict[int, int], ...],

@@ -25,7 +25,7 @@ def announcing_outbox(
     max_bytes = bucket.slice_bytes if bucket.is_limited else MAX_RUN_BYTES
     return Outbox(
         memory.buffer, layout, post, TransferCounters(), window_bytes=config.window_bytes,
-        max_run_blocks=wire.MAX_ENTRIES, max_run_bytes=max_bytes,
+        max_run_blocks=wire.MAX_ENTRIES, max_run_bytes=max_bytes, joins_pushes=True,
     )  # fmt: skip
 
 

@@ -32,6 +32,9 @@ SEND_BATCH_BYTES = 1024 * 1024
 MAX_TURNS_ALONE = 4
 """How many such turns a connection that is the only one may have before its answers are looked at."""
 
+MAX_COMMANDS_A_TURN = 4
+"""Commands that are taken before the links have a turn: what is ready leaves while more is being queued."""
+
 
 class LinkSender:
     """`transports.base.Sender` over connections; `_carrier` knows what is special about their kind."""
@@ -149,12 +152,16 @@ class LinkSender:
                 key.data.handle(mask, time.monotonic())
             else:
                 self._wakeup.drain()
-        while self._commands:
+        for _ in range(MAX_COMMANDS_A_TURN):
+            if not self._commands:
+                break
             self._commands.popleft()()
         self._serve_links(time.monotonic())
 
     def _timeout_s(self) -> float | None:
         """How long nothing can happen by itself; None when that is for ever."""
+        if self._commands:
+            return 0.0
         now_s = time.monotonic()
         waits_s = [
             link.wait_until_s - now_s

@@ -21,6 +21,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from functools import cache
 from typing import NamedTuple
 
 from core.errors import TransferError
@@ -45,8 +46,9 @@ _DESCRIPTION_BYTES, _DESCRIPTION_BYTES_AT = struct.Struct("<I"), 4
 MAX_DESCRIPTION_BYTES = 32 * 1024
 """Most bytes of what an engine says of itself."""
 
-_ENTRY = struct.Struct("<IIIIQ")
-ENTRY_BYTES = _ENTRY.size
+_ENTRY_FIELDS = "IIIIQ"
+_NUM_FIELDS = len(_ENTRY_FIELDS)
+ENTRY_BYTES = struct.calcsize("<" + _ENTRY_FIELDS)
 MAX_ENTRIES = 256
 """Most blocks of one announcement."""
 
@@ -218,7 +220,8 @@ def pack_runs(
 ) -> bytes:
     """A RUNS frame and its entries, each with the fields of Entry."""
     frame = _RUNS.pack(FrameKind.RUNS, *announcement)
-    return frame + b"".join([_ENTRY.pack(*entry) for entry in entries])
+    fields = [field for entry in entries for field in entry]
+    return frame + _entries_of(len(fields) // _NUM_FIELDS).pack(*fields)
 
 
 def parse_runs(frame: bytes | bytearray | memoryview) -> Announcement:
@@ -236,7 +239,14 @@ def num_entries(frame: bytes | bytearray | memoryview) -> int:
 
 def parse_entries(buffer: bytes | bytearray | memoryview) -> Entries:
     """The entries of an announcement, at least one; nothing in them is checked yet."""
-    return Entries(*zip(*_ENTRY.iter_unpack(buffer), strict=True))
+    fields = _entries_of(len(buffer) // ENTRY_BYTES).unpack(buffer)
+    return Entries(*[fields[at::_NUM_FIELDS] for at in range(_NUM_FIELDS)])
+
+
+@cache
+def _entries_of(count: int) -> struct.Struct:
+    """So many entries in a row."""
+    return struct.Struct("<" + _ENTRY_FIELDS * count)
 
 
 def pack_answer(answer: Answer) -> bytes:

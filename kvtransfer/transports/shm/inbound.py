@@ -120,11 +120,12 @@ class ShmInbound(AnnouncedInbound):
         self, pool: PeerPool, blocks: Sequence[int], generations: Sequence[int]
     ) -> list[bool]:
         """Which blocks are still in the life that was announced: looked at after their bytes were taken."""
-        now, is_there = pool.generations, not pool.is_gone
-        return [
-            is_there and now[block] == generation
-            for block, generation in zip(blocks, generations, strict=True)
-        ]
+        now = [*map(pool.generations.__getitem__, blocks)]
+        if pool.is_gone:
+            return [False] * len(now)
+        if now == list(generations):
+            return [True] * len(now)
+        return [own == meant for own, meant in zip(now, generations, strict=True)]
 
     def _take_each(self, pool: PeerPool, head: Announcement, columns: Entries) -> None:
         answers = [

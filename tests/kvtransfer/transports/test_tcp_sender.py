@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -206,6 +207,41 @@ def test_nothing_follows_the_first_open_before_it_is_answered() -> None:
         sock.settimeout(20)
         receiver.accept(key)
         assert receiver.read(1)
+
+
+def test_what_is_queued_later_does_not_keep_what_is_ready_from_leaving(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tcp_pair(num_blocks=200) as p:
+        first = p.start(num_tokens=8)
+        p.push(first)
+        finish(p, first)  # the connection is there
+        transfer = p.start(num_tokens=4 * 40)
+        seen: list[str] = []
+        gate = threading.Event()
+        monkeypatch.setattr(
+            p.sender._outbox, "push", noting(seen, "push", p.sender._outbox.push, gate)
+        )
+        (link,) = p.sender._links.values()
+        monkeypatch.setattr(link, "send", noting(seen, "send", link.send, gate))
+        for source in transfer.sources[0]:
+            p.push_some(transfer, source.position, 0, 3)
+        gate.set()
+        p.sender.push(*transfer.key, 1, transfer.sources[1], 0, 2)
+        finish(p, transfer)
+        assert seen.count("push") == 41
+        assert seen.index("send") <= link_sender.MAX_COMMANDS_A_TURN
+
+
+def noting(
+    seen: list[str], name: str, call: Callable[..., Any], gate: threading.Event
+) -> Callable[..., Any]:
+    def noted(*arguments: Any) -> Any:
+        assert gate.wait(20)
+        seen.append(name)
+        return call(*arguments)
+
+    return noted
 
 
 def test_a_stopped_receiver_does_not_hold_up_another() -> None:

@@ -1,0 +1,80 @@
+"""What waits for its turn takes in what is pushed later, where runs are announcements."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.ids import BlockId, SessionId
+from kvtransfer.counters import TransferCounters
+from kvtransfer.events import BlockAcknowledged, MoverEvent
+from kvtransfer.session import SendSession, SourceBlock
+from kvtransfer.transports.outbox import Outbox
+from kvtransfer.transports.outgoing import Lane
+from kvtransfer.transports.runs import RunAnswer
+from tests.kvtransfer.harness import make_layout
+
+LAYOUT = make_layout()
+KEY = (SessionId(1), 0)
+LAYERS = len(LAYOUT.groups[0].layers)
+
+
+def make_outbox(*, joins_pushes: bool) -> tuple[Outbox, Lane, list[MoverEvent]]:
+    events: list[MoverEvent] = []
+    outbox = Outbox(
+        memoryview(bytes(LAYOUT.block_bytes)), LAYOUT, events.append, TransferCounters(),
+        window_bytes=1 << 30, max_run_blocks=5, max_run_bytes=1 << 20, joins_pushes=joins_pushes,
+    )  # fmt: skip
+    return outbox, outbox.open(SendSession(*KEY, bytes(32), "somewhere")), events
+
+
+def push(outbox: Outbox, first: int, count: int, layers: tuple[int, int] = (0, LAYERS)) -> None:
+    sources = tuple(SourceBlock(at, BlockId(at + 1), 4) for at in range(first, first + count))
+    num_bytes = count * LAYOUT.layer_run(0, *layers).num_bytes
+    outbox.push(KEY, 0, sources, layers, num_bytes)
+
+
+def take_all(lane: Lane) -> list[list[int]]:
+    taken = []
+    while lane.has_runs():
+        taken.append([source.position for source in lane.take().sources])
+    return taken
+
+
+def test_a_run_that_waits_carries_what_comes_later_up_to_its_limit() -> None:
+    outbox, lane, _ = make_outbox(joins_pushes=True)
+    for first in (0, 2, 4, 6):
+        push(outbox, first, 2)
+    assert take_all(lane) == [[0, 1, 2, 3, 4], [5, 6, 7]]
+
+
+def test_where_bytes_go_over_the_connection_a_push_is_a_run() -> None:
+    outbox, lane, _ = make_outbox(joins_pushes=False)
+    for first in (0, 2):
+        push(outbox, first, 2)
+    assert take_all(lane) == [[0, 1], [2, 3]]
+
+
+def test_other_layers_and_a_run_that_has_left_are_not_joined() -> None:
+    outbox, lane, _ = make_outbox(joins_pushes=True)
+    push(outbox, 0, 1, (0, 1))
+    push(outbox, 1, 1, (0, 2))
+    assert [source.position for source in lane.take().sources] == [0]
+    push(outbox, 2, 1, (0, 1))
+    assert take_all(lane) == [[1], [2]]
+
+
+@pytest.mark.parametrize("joins_pushes", [True, False])
+def test_each_block_is_acknowledged_once_and_all_bytes_are_settled(joins_pushes: bool) -> None:
+    outbox, lane, events = make_outbox(joins_pushes=joins_pushes)
+    for first in (0, 2, 4):
+        push(outbox, first, 2)
+    runs = []
+    while lane.has_runs():
+        runs.append(lane.take())
+    for run in runs:
+        outbox.answered(lane, KEY, RunAnswer(run.number, True), "")
+    assert events == [BlockAcknowledged(*KEY, 0, position) for position in range(6)]
+    counters = outbox.counters
+    num_bytes = 6 * LAYOUT.layer_run(0, 0, LAYERS).num_bytes
+    assert (counters.settled_bytes_total, counters.blocks_outstanding) == (num_bytes, 0)
+    assert not lane.needs_link()
