@@ -71,7 +71,7 @@ def library() -> ctypes.CDLL:
     loaded.baton_checksum.argtypes = [c_void_p, c_int64, c_uint32]
     loaded.baton_checksum.restype = c_uint32
     loaded.baton_num_checksum_ways.restype = c_int32
-    loaded.baton_best_checksum_way.restype = c_int32
+    loaded.baton_first_checksum_way.restype = c_int32
     loaded.baton_set_mark.argtypes, loaded.baton_set_mark.restype = [c_void_p, c_uint32], None
     _check_structs(loaded, path)
     return loaded

@@ -1,7 +1,8 @@
 // CRC-32C (Castagnoli) of bytes in memory, folded by carry-less products where the processor has wide ones; and copies.
 //
-// What is long is beyond every cache. There the processor fetches ahead within a page only, so four pages are gone
-// through side by side, and a copy is stored past the caches, which spares reading what is overwritten.
+// What is long is beyond every cache: a copy is stored past the caches, which spares reading what is overwritten. Where the
+// processor fetches ahead within a page only (Intel), four pages are gone through side by side: one after the other they
+// take a third longer. Where it goes on from page to page (AMD, Zen 4) it is the other way round.
 //
 // Bytes are a polynomial over GF(2) whose first bit has the highest power; bits are kept reflected, as the CRC is. To
 // fold a 128-bit lane over D bits is to take its halves times x^(D+64) and x^D modulo the CRC's polynomial. A product of
@@ -130,12 +131,13 @@ BATON_FOLDING inline __m512i by_pages(__m512i all, const Course<kIsCopied>& cour
 }
 
 // At least 64 bytes; less than 64 are left.
-template <bool kIsCopied, bool kIsSummed>
+template <bool kIsCopied, bool kIsSummed, bool kByPages>
 BATON_FOLDING inline uint32_t by_lanes(uint32_t state, Course<kIsCopied>& course) {
     const __m512i page = lanes(kByPage), far = lanes(kBy2048), near = lanes(kBy512);
     __m512i all = _mm512_xor_si512(course.at(0), _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(state))));
-    for (course.skip(64); course.count >= kPages * kPageBytes; course.skip(kPages * kPageBytes))
-        all = by_pages<kIsCopied, kIsSummed>(all, course, page, near);
+    course.skip(64);
+    if (kByPages)
+        for (; course.count >= kPages * kPageBytes; course.skip(kPages * kPageBytes)) all = by_pages<kIsCopied, kIsSummed>(all, course, page, near);
     if (course.count >= 256) {
         __m512i parts[4];
         for (size_t i = 0; i < 4; i++) parts[i] = course.at(64 * i);
@@ -152,21 +154,21 @@ BATON_FOLDING inline uint32_t by_lanes(uint32_t state, Course<kIsCopied>& course
     return reduced(all);
 }
 
-BATON_FOLDING uint32_t by_folding(uint32_t state, const char* bytes, size_t count) {
+template <bool kByPages> BATON_FOLDING uint32_t by_folding(uint32_t state, const char* bytes, size_t count) {
     if (count < 256) return by_words(state, bytes, count);
     Course<false> course{bytes, nullptr, count};
-    state = by_lanes<false, true>(state, course);
+    state = by_lanes<false, true, kByPages>(state, course);
     return by_words(state, course.from, course.count);
 }
 
 // A copy, and its sum where that is wanted.
-template <bool kIsSummed>
+template <bool kIsSummed, bool kByPages>
 BATON_FOLDING uint32_t streamed(uint32_t state, char* to, const char* from, size_t count) {
     const size_t head = -reinterpret_cast<uintptr_t>(to) % 64;
     std::memcpy(to, from, head);
     if (kIsSummed) state = by_words(state, from, head);
     Course<true> course{from + head, to + head, count - head};
-    state = by_lanes<true, kIsSummed>(state, course);
+    state = by_lanes<true, kIsSummed, kByPages>(state, course);
     _mm_sfence();
     std::memcpy(course.to, course.from, course.count);
     return kIsSummed ? by_words(state, course.from, course.count) : 0;
@@ -175,37 +177,48 @@ BATON_FOLDING uint32_t streamed(uint32_t state, char* to, const char* from, size
 
 using Update = uint32_t (*)(uint32_t state, const char* bytes, size_t count);
 
-Update best() {
+const Update kUpdates[] = {
+#if defined(__x86_64__)
+    by_folding<true>, by_folding<false>, by_words,
+#endif
+    plain,
+};
+enum Way : int32_t { kPagesWay, kSequenceWay, kWordsWay };  // where there are more than the plain one
+
+int32_t first_way() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const bool has_words = __builtin_cpu_supports("sse4.2");
     if (has_words && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("pclmul"))
-        return by_folding;
-    if (has_words) return by_words;
+        return kPagesWay;
+    if (has_words) return kWordsWay;
 #endif
-    return plain;
+    return crc32c_num_ways() - 1;
 }
 
-const Update kUpdates[] = {
+int32_t best_way() {
+    const int32_t first = first_way();
 #if defined(__x86_64__)
-    by_folding, by_words,
+    if (first == kPagesWay && !__builtin_cpu_is("intel")) return kSequenceWay;
 #endif
-    plain,
-};
+    return first;
+}
 
 }  // namespace
 
 uint32_t crc32c(uint32_t before, const char* bytes, size_t count) {
-    static const Update update = best();
+    static const Update update = kUpdates[best_way()];
     return ~update(~before, bytes, count);
 }
 
 uint32_t copied(int32_t way, char* to, const char* from, size_t count, bool is_summed) {
 #if defined(__x86_64__)
     constexpr size_t kLongBytes = kPages * kPageBytes + 128;  // four pages beyond a head and what is folded onto
-    if (way == 0 && count >= kLongBytes)
-        return is_summed ? ~streamed<true>(~0u, to, from, count) : streamed<false>(0, to, from, count);
+    if (way == kPagesWay && count >= kLongBytes)
+        return is_summed ? ~streamed<true, true>(~0u, to, from, count) : streamed<false, true>(0, to, from, count);
+    if (way == kSequenceWay && count >= kLongBytes)
+        return is_summed ? ~streamed<true, false>(~0u, to, from, count) : streamed<false, false>(0, to, from, count);
 #endif
     if (!is_summed) {
         std::memcpy(to, from, count);
@@ -227,9 +240,5 @@ uint32_t crc32c_of(int32_t way, uint32_t before, const char* bytes, size_t count
 
 int32_t crc32c_num_ways() { return sizeof(kUpdates) / sizeof(kUpdates[0]); }
 
-int32_t crc32c_best_way() {
-    const Update chosen = best();
-    int32_t way = 0;
-    while (kUpdates[way] != chosen) way++;
-    return way;
-}
+int32_t crc32c_first_way() { return first_way(); }
+int32_t crc32c_best_way() { return best_way(); }

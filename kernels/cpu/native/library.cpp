@@ -69,7 +69,7 @@ void baton_checksum_runs(const char* bytes, const int64_t* offsets, int64_t coun
 uint32_t baton_checksum(const char* bytes, int64_t num_bytes, uint32_t before) { return crc32c(before, bytes, num_bytes); }
 
 int32_t baton_num_checksum_ways() { return crc32c_num_ways(); }
-int32_t baton_best_checksum_way() { return crc32c_best_way(); }
+int32_t baton_first_checksum_way() { return crc32c_first_way(); }
 
 // ledger: null, or one that outlives the team.
 void* baton_team_create(int32_t num_threads, int32_t variant, void* ledger) {

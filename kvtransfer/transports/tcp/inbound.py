@@ -14,6 +14,9 @@ from kvtransfer.transports.links.wire import Announcement, Entries, FrameKind, H
 from kvtransfer.transports.runs import RunAnswer, RunBatch, RunHeader
 from kvtransfer.transports.tcp.incoming_batch import IncomingBatch
 
+_WAKE_BYTES = 512 * 1024
+"""Of a run that is longer, how much the socket gathers before this end is woken: each part has its price."""
+
 
 class TcpInbound(InboundLink):
     """See InboundLink."""
@@ -37,6 +40,7 @@ class TcpInbound(InboundLink):
             deque()
         )  # of a batch that is taken run by run: those still to come
         self._answers: list[bool | None] = []  # to those that have come
+        self._wake_bytes = 1
 
     def read(self) -> None:
         """See InboundLink.read."""
@@ -45,12 +49,13 @@ class TcpInbound(InboundLink):
             try:
                 num_bytes, is_dry = self._read_some()
             except BlockingIOError:
-                return
+                break
             if num_bytes == 0:
                 raise ConnectionResetError("peer closed the connection")
             if is_dry:
-                return
+                break
             budget_bytes -= num_bytes
+        self._ask_for_more()
 
     def close(self) -> None:
         """See InboundLink.close."""
@@ -60,6 +65,14 @@ class TcpInbound(InboundLink):
             self._batch.abandon()
         self._run = self._batch = None
         super().close()
+
+    def _ask_for_more(self) -> None:
+        """Let the socket speak up when a good part of the run that is under way has come, or its rest."""
+        under_way = self._batch or self._run
+        wanted = max(1, min(under_way.num_bytes_left, _WAKE_BYTES)) if under_way else 1
+        if wanted != self._wake_bytes:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+            self._wake_bytes = wanted
 
     def _read_some(self) -> tuple[int, bool]:
         """Bytes read, and whether the socket gave less than was asked."""

@@ -18,7 +18,8 @@ from kvtransfer.events import (
     RunAdmitted,
 )
 from kvtransfer.transports.links import wire
-from tests.kvtransfer.harness import FAST
+from kvtransfer.transports.tcp.inbound import TcpInbound
+from tests.kvtransfer.harness import FAST, make_layout
 from tests.kvtransfer.tcp_peers import (
     HELLO,
     finish,
@@ -242,3 +243,30 @@ def test_a_stopped_peer_holds_nothing() -> None:
         assert not peer.answer().is_accepted
         assert bytes(p.destination) == before
         assert p.receiver.counters.late_runs_total == 1
+
+
+def test_a_run_that_drips_in_is_taken_when_its_rest_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads: list[int] = []
+    read = TcpInbound.read
+
+    def noted(link: TcpInbound) -> None:
+        reads.append(1)
+        read(link)
+
+    monkeypatch.setattr(TcpInbound, "read", noted)
+    layout = make_layout(block_size=16, num_layers=(3, 2), num_kv_heads=8)
+    with tcp_pair(layout=layout) as p, raw_peer(p) as peer:
+        transfer = p.start(num_tokens=16)
+        peer.open(transfer)
+        data = peer.run(p, transfer)
+        assert len(data) > 20 * 512
+        reads.clear()
+        for start in range(0, len(data), 512):
+            peer.say(data[start : start + 512])
+            time.sleep(0.001)
+        assert peer.answer().is_accepted
+        assert len(reads) <= 4
+        peer.say(peer.run(p, transfer))
+        assert peer.answer().is_accepted, "the next frame is noticed, short as it is"
