@@ -54,7 +54,7 @@ from engine.scheduler.output import SchedulerOutput, SequenceUpdate
 from engine.scheduler.scheduler import Scheduler
 from engine.sequence import Sequence, start_sequences
 from kvtransfer.events import (
-    BlockAcknowledged,
+    BlocksAcknowledged,
     ReceiveFailed,
     RunAdmitted,
     RunsAdmitted,
@@ -144,7 +144,9 @@ class EngineCore:
             SessionComplete: self._decode_side.complete,
             ReceiveFailed: self._decode_side.receive_failed,
             WriterLeft: self._writer_left,
-            BlockAcknowledged: lambda _: None,  # counted by the mover; blocks go with their session
+            BlocksAcknowledged: lambda _: (
+                None
+            ),  # counted by the mover; blocks go with their session
             SendFailed: self._prefill_side.send_failed,
             SessionDrained: self._prefill_side.drained,
             **self._offload.handlers,

@@ -90,13 +90,18 @@ class ReceiveFailed(msgspec.Struct, frozen=True):
     error: TransferError
 
 
-class BlockAcknowledged(msgspec.Struct, frozen=True):
-    """P: D has every layer of this block. The transport reads the block for this session no more."""
+class BlocksAcknowledged(msgspec.Struct, frozen=True):
+    """P: D has every layer of these blocks. The transport reads them for this session no more."""
 
     session: SessionId
     attempt: int
     group: int
-    position: int
+    positions: tuple[int, ...]
+
+    def each(self) -> list[BlocksAcknowledged]:
+        """What it says, block by block."""
+        key = (self.session, self.attempt, self.group)
+        return [BlocksAcknowledged(*key, (position,)) for position in self.positions]
 
 
 class SendFailed(msgspec.Struct, frozen=True):
@@ -127,7 +132,7 @@ MoverEvent = (
     | SessionComplete
     | WriterLeft
     | ReceiveFailed
-    | BlockAcknowledged
+    | BlocksAcknowledged
     | SendFailed
     | SessionDrained
 )

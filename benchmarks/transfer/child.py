@@ -25,7 +25,7 @@ from benchmarks.transfer.pools import (
 from core.ids import BlockId, SessionId
 from core.kv_layout import KVLayout
 from kvtransfer.config import TransferConfig
-from kvtransfer.events import BlockAcknowledged, MoverEvent, SessionDrained
+from kvtransfer.events import BlocksAcknowledged, MoverEvent, SessionDrained
 from kvtransfer.pool_memory import PoolMemory
 from kvtransfer.session import SendSession, SourceBlock
 from kvtransfer.transports.pull.sender import PullSender
@@ -82,8 +82,8 @@ class Prefill:
         self.memory.close()
 
     def _hear(self, event: MoverEvent) -> None:
-        if isinstance(event, BlockAcknowledged):
-            self._num_acknowledged += 1
+        if isinstance(event, BlocksAcknowledged):
+            self._num_acknowledged += len(event.positions)
             if self._num_acknowledged == self._num_blocks - 1:
                 self._is_over.set()
         elif isinstance(event, SessionDrained):

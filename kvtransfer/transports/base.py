@@ -11,9 +11,9 @@ D (Receiver):
     and WriterLeft(block) follows. A block that was aborted to FREE has no writer and gets none.
 
 P (Sender):
-    open(session) -> push ... BlockAcknowledged ... -> close_session -> SessionDrained
+    open(session) -> push ... BlocksAcknowledged ... -> close_session -> SessionDrained
     Bytes are read from the pool on the mover thread, at any time between `push` and the block's
-    BlockAcknowledged or the session's SessionDrained (a lost connection makes runs be sent again).
+    BlocksAcknowledged or the session's SessionDrained (a lost connection makes runs be sent again).
     So a pushed block must stay pinned and its sent layers unchanged until one of the two has been
     posted, or `Sender.close` has returned.
 

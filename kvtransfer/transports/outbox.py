@@ -20,7 +20,7 @@ from core.kv_layout import KVLayout, Run
 from kernels.host_memory import HostMemory, checksum_runs
 from kvtransfer.codec import convert_slabs
 from kvtransfer.counters import TransferCounters
-from kvtransfer.events import BlockAcknowledged, PostEvent, SendFailed, SessionDrained
+from kvtransfer.events import BlocksAcknowledged, PostEvent, SendFailed, SessionDrained
 from kvtransfer.plan import Piece
 from kvtransfer.session import OutgoingPlan, SendSession, SessionKey, SourceBlock
 from kvtransfer.transports.outgoing import (
@@ -125,7 +125,7 @@ class Outbox:
         whole.num_unsettled_bytes += num_bytes
         first_layer, num_layers = layers
         pushed = ((1 << num_layers) - 1) << first_layer
-        sent = [self._note_block(whole, group, source.position) for source in blocks]
+        sent = self._note_blocks(whole, group, blocks)
         for block in sent:
             block.pushed_layers |= pushed
         for part in whole.parts:
@@ -274,13 +274,17 @@ class Outbox:
         whole.num_unsettled_bytes -= num_bytes
         self.counters.settled_bytes_total += num_bytes
 
-    def _note_block(self, whole: SentSession, group: int, position: int) -> SentBlock:
-        block = whole.blocks.get((group, position))
-        if block is None:
-            block = whole.blocks[group, position] = SentBlock(position)
-            whole.num_unacknowledged_blocks += 1
-            self.counters.blocks_outstanding += 1
-        return block
+    def _note_blocks(
+        self, whole: SentSession, group: int, sources: Sequence[SourceBlock]
+    ) -> list[SentBlock]:
+        known, before, noted = whole.blocks, len(whole.blocks), []
+        for position, _, _ in sources:
+            if (block := known.get((group, position))) is None:
+                block = known[group, position] = SentBlock(position)
+            noted.append(block)
+        whole.num_unacknowledged_blocks += len(known) - before
+        self.counters.blocks_outstanding += len(known) - before
+        return noted
 
     def _acknowledge(self, whole: SentSession, group: int, blocks: Sequence[SentBlock]) -> None:
         """Say of each block that D has all of it, once, when it does."""
@@ -292,10 +296,12 @@ class Outbox:
             and block.pushed_layers == all_layers
             and not block.is_acknowledged
         ]
+        if not there:
+            return
         whole.num_unacknowledged_blocks -= len(there)
         self.counters.blocks_outstanding -= len(there)
         self.counters.blocks_acknowledged_total += len(there)
-        session, attempt = whole.key
         for block in there:
             block.is_acknowledged = True
-            self._post(BlockAcknowledged(session, attempt, group, block.position))
+        positions = tuple([block.position for block in there])
+        self._post(BlocksAcknowledged(*whole.key, group, positions))

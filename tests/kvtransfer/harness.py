@@ -17,7 +17,7 @@ from core.errors import ConfigError
 from core.ids import BlockId, SessionId
 from core.kv_layout import GroupKind, KVGroup, KVLayout, SlotFormat
 from kvtransfer.config import TransferConfig
-from kvtransfer.events import MoverEvent, RunsAdmitted, WriterLeft
+from kvtransfer.events import BlocksAcknowledged, MoverEvent, RunsAdmitted, WriterLeft
 from kvtransfer.pool_memory import PoolMemory
 from kvtransfer.session import Destination, ReceiveSession, SendSession, SourceBlock
 from kvtransfer.transports.base import Receiver, Sender
@@ -255,6 +255,9 @@ def make_pair(
     def hear(event: MoverEvent) -> None:
         received.extend(event.each() if isinstance(event, RunsAdmitted) else [event])
 
+    def note(event: MoverEvent) -> None:
+        sent.extend(event.each() if isinstance(event, BlocksAcknowledged) else [event])
+
     network: FakeNetwork | None = None
     reads = Network()
     receiver: Receiver
@@ -262,19 +265,19 @@ def make_pair(
     if transport == "fake":
         network = FakeNetwork(slice_bytes)
         receiver = FakeReceiver(network, life, views[0], layout, hear)
-        sender = FakeSender(network, views[1], layout, sent.append, config)
+        sender = FakeSender(network, views[1], layout, note, config)
     elif transport == "shm":
         receiver = ShmReceiver(Intake(life, views[0], layout, hear), config)
-        sender = ShmSender(memory, layout, sent.append, config)
+        sender = ShmSender(memory, layout, note, config)
     elif transport != "tcp":
         reader = _engine(transport, reads, is_read=False)
         intake = Intake(life, views[0], layout, hear)
         receiver = PullReceiver(transport, reader, intake, config)
         read = _engine(transport, reads, is_read=True)
-        sender = PullSender(transport, read, memory, layout, sent.append, config)
+        sender = PullSender(transport, read, memory, layout, note, config)
     else:
         receiver = TcpReceiver(Intake(life, views[0], layout, hear), config)
-        sender = TcpSender(views[1], layout, sent.append, config)
+        sender = TcpSender(views[1], layout, note, config)
     return Pair(
         layout, num_blocks, memory.buffer, destination, memory, life, receiver, sender, received, sent,
         network, reads,

@@ -10,7 +10,7 @@ from core.blocks import BlockState
 from core.errors import PeerLost
 from core.ids import SessionId
 from kvtransfer.events import (
-    BlockAcknowledged,
+    BlocksAcknowledged,
     ReceiveFailed,
     RunAdmitted,
     SendFailed,
@@ -27,7 +27,7 @@ def finish(pair: Pair, *transfers: Transfer) -> None:
     """Wait for both sides to know that the transfers are complete."""
     num_blocks = sum(len(t.blocks) for t in transfers)
     pair.until(lambda: all(SessionComplete(*t.key) in pair.received for t in transfers))
-    pair.until(lambda: len(pair.events(BlockAcknowledged)) >= num_blocks)
+    pair.until(lambda: len(pair.events(BlocksAcknowledged)) >= num_blocks)
 
 
 def test_every_byte_arrives_in_its_place_and_nowhere_else(transport: str) -> None:
@@ -55,7 +55,7 @@ def test_events_come_once_and_counters_agree(transport: str) -> None:
         )
         assert len(p.events(RunAdmitted)) == num_runs == len(set(p.events(RunAdmitted)))
         assert len(p.events(SessionComplete)) == 1
-        assert len(set(p.events(BlockAcknowledged))) == len(transfer.blocks)
+        assert len(set(p.events(BlocksAcknowledged))) == len(transfer.blocks)
         assert p.received[-1] == SessionComplete(*transfer.key)
         assert p.sender.counters.sent_bytes_total == num_bytes
         assert p.receiver.counters.received_bytes_total == num_bytes
@@ -71,7 +71,7 @@ def test_complete_means_all_layers_of_all_groups(transport: str) -> None:
         p.sender.push(*transfer.key, 1, transfer.sources[1], 0, 1)
         p.until(lambda: len(p.events(RunAdmitted)) == 4)
         assert not p.events(SessionComplete)
-        p.until(lambda: len(p.events(BlockAcknowledged)) == 2)
+        p.until(lambda: len(p.events(BlocksAcknowledged)) == 2)
         assert p.sender.counters.blocks_outstanding == 2
         p.sender.push(*transfer.key, 1, transfer.sources[1], 1, 1)
         finish(p, transfer)
@@ -116,7 +116,7 @@ def test_what_is_covered_goes_to_scratch_and_is_acknowledged(transport: str) -> 
         p.until(lambda: p.sender.counters.sent_runs_total == 12)
         assert bytes(p.destination) == before
         assert len(p.events(SessionComplete)) == 1
-        assert len(p.events(BlockAcknowledged)) == len(transfer.blocks)
+        assert len(p.events(BlocksAcknowledged)) == len(transfer.blocks)
         assert not p.events(SendFailed)
 
 

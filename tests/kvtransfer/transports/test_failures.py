@@ -11,7 +11,7 @@ from core.blocks import BlockState
 from core.errors import ChecksumMismatch, PeerLost
 from core.ids import BlockId
 from kvtransfer.events import (
-    BlockAcknowledged,
+    BlocksAcknowledged,
     ReceiveFailed,
     RunAdmitted,
     SendFailed,
@@ -156,7 +156,7 @@ def test_a_cut_connection_is_made_again_and_the_rest_is_sent(at_run: int) -> Non
         network.run()
         assert_complete(p, transfer)
         assert p.sender.counters.connections_lost_total == 1
-        assert len(p.events(BlockAcknowledged)) == len(transfer.blocks)
+        assert len(p.events(BlocksAcknowledged)) == len(transfer.blocks)
         assert not p.events(SendFailed)
 
 
@@ -173,7 +173,7 @@ def test_a_run_doubled_after_a_reconnect_is_written_once() -> None:
         assert bytes(p.destination) == before
         assert p.receiver.counters.duplicate_runs_total == 1
         assert len(p.events(RunAdmitted)) == 1
-        assert len(p.events(BlockAcknowledged)) == 1
+        assert len(p.events(BlocksAcknowledged)) == 1
 
 
 @pytest.mark.failure_edge("completion twice / late / never")

@@ -6,7 +6,7 @@ import pytest
 
 from core.ids import BlockId, SessionId
 from kvtransfer.counters import TransferCounters
-from kvtransfer.events import BlockAcknowledged, MoverEvent
+from kvtransfer.events import BlocksAcknowledged, MoverEvent
 from kvtransfer.session import SendSession, SourceBlock
 from kvtransfer.transports.outbox import Outbox
 from kvtransfer.transports.outgoing import Lane
@@ -73,7 +73,9 @@ def test_each_block_is_acknowledged_once_and_all_bytes_are_settled(joins_pushes:
         runs.append(lane.take())
     for run in runs:
         outbox.answered(lane, KEY, RunAnswer(run.number, True), "")
-    assert events == [BlockAcknowledged(*KEY, 0, position) for position in range(6)]
+    assert all(isinstance(event, BlocksAcknowledged) for event in events)
+    told = [p for e in events if isinstance(e, BlocksAcknowledged) for p in e.positions]
+    assert told == [0, 1, 2, 3, 4, 5]
     counters = outbox.counters
     num_bytes = 6 * LAYOUT.layer_run(0, 0, LAYERS).num_bytes
     assert (counters.settled_bytes_total, counters.blocks_outstanding) == (num_bytes, 0)

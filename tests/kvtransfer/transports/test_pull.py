@@ -17,7 +17,7 @@ from core.blocks import BlockState
 from core.errors import ChecksumMismatch
 from core.kv_layout import GroupKind, KVGroup, KVLayout, SlotFormat
 from kvtransfer.events import (
-    BlockAcknowledged,
+    BlocksAcknowledged,
     ReceiveFailed,
     RunAdmitted,
     SendFailed,
@@ -214,7 +214,7 @@ def test_a_read_that_fails_ends_its_session_and_no_other(num_failures: int) -> N
         assert bytes(p.destination) == p.expected(other)
         assert len(p.reads.met) == num_failures + 1
         assert p.receiver.counters.connections_lost_total == 0
-        p.until(lambda: len(p.events(BlockAcknowledged)) == len(other.blocks))
+        p.until(lambda: len(p.events(BlocksAcknowledged)) == len(other.blocks))
         p.assert_idle()
 
 

@@ -15,7 +15,7 @@ import pytest
 from core.errors import ChecksumMismatch
 from core.ids import BlockId, SessionId
 from kvtransfer.events import (
-    BlockAcknowledged,
+    BlocksAcknowledged,
     MoverEvent,
     ReceiveFailed,
     SendFailed,
@@ -265,4 +265,4 @@ def test_no_race_of_real_threads_breaks_an_invariant(transport: str) -> None:
         check_idle(engines)
         assert engines.num_complete > 20
         assert engines.num_given_up > 20
-        assert p.events(BlockAcknowledged)
+        assert p.events(BlocksAcknowledged)

@@ -13,10 +13,17 @@ from kvtransfer.events import ReceiveFailed, RunAdmitted, SessionComplete
 from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.wire import Announcement
 from kvtransfer.transports.runs import RunBatch
+from kvtransfer.transports.tcp import inbound
 from tests.kvtransfer.harness import Pair, Transfer, make_layout
 from tests.kvtransfer.tcp_peers import RawPeer, raw_peer, tcp_pair
 
 ONE_GROUP = make_layout(num_layers=(3,))
+
+
+@pytest.fixture(autouse=True)
+def takes_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it comes, however short: what is under test is what becomes of parts."""
+    monkeypatch.setattr(inbound, "_WAKE_BYTES", 1)
 
 
 def batch_of(p: Pair, transfer: Transfer, number: int = 7, **changes: Any) -> tuple[bytes, bytes]:

@@ -18,6 +18,7 @@ from kvtransfer.events import (
     RunAdmitted,
 )
 from kvtransfer.transports.links import wire
+from kvtransfer.transports.tcp import inbound
 from kvtransfer.transports.tcp.inbound import TcpInbound
 from tests.kvtransfer.harness import FAST, make_layout
 from tests.kvtransfer.tcp_peers import (
@@ -26,6 +27,13 @@ from tests.kvtransfer.tcp_peers import (
     raw_peer,
     tcp_pair,
 )
+
+
+@pytest.fixture(autouse=True)
+def takes_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it comes, however short: what is under test is what becomes of parts."""
+    monkeypatch.setattr(inbound, "_WAKE_BYTES", 1)
+
 
 # ---- strangers
 
@@ -256,6 +264,7 @@ def test_a_run_that_drips_in_is_taken_when_its_rest_is_there(
         read(link)
 
     monkeypatch.setattr(TcpInbound, "read", noted)
+    monkeypatch.setattr(inbound, "_WAKE_BYTES", 512 * 1024)
     layout = make_layout(block_size=16, num_layers=(3, 2), num_kv_heads=8)
     with tcp_pair(layout=layout) as p, raw_peer(p) as peer:
         transfer = p.start(num_tokens=16)

@@ -20,7 +20,7 @@ from core.ids import BlockId, SessionId
 from core.kv_layout import GroupKind, KVGroup, KVLayout, SlotFormat
 from kvtransfer.config import TransferConfig
 from kvtransfer.events import (
-    BlockAcknowledged,
+    BlocksAcknowledged,
     MoverEvent,
     RunAdmitted,
     SendFailed,
@@ -53,7 +53,7 @@ def test_a_broken_connection_is_made_again_and_everything_arrives(budgets: list[
             open_through(p, proxy, transfer)
             p.push(transfer, layers_per_range=1)
             finish(p, transfer)
-            p.until(lambda: len(p.events(BlockAcknowledged)) == len(transfer.blocks))
+            p.until(lambda: len(p.events(BlocksAcknowledged)) == len(transfer.blocks))
             assert bytes(p.destination) == p.expected(transfer)
             assert not p.events(SendFailed)
             assert len(p.events(RunAdmitted)) == len(set(p.events(RunAdmitted)))
