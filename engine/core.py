@@ -259,6 +259,9 @@ class EngineCore:
     def _step(self) -> bool:
         self._offload.before_step()
         output = self._scheduler.schedule()
+        self._runner.copy_blocks(
+            output.copies
+        )  # before anybody is given a block that is copied from
         self._prefill_side.announce_next()
         if not output.items:
             self._offload.after_step()
@@ -275,7 +278,6 @@ class EngineCore:
         return True
 
     def _forward(self, output: SchedulerOutput) -> Any:
-        self._runner.copy_blocks(output.copies)
         items = [
             BatchItem(
                 item.sequence.token_ids[item.start : item.start + item.num_tokens],

@@ -44,7 +44,10 @@ class RunAdmitted(msgspec.Struct, frozen=True):
 
 
 class RunsAdmitted(msgspec.Struct, frozen=True):
-    """D: the same of several blocks at once; positions and are_whole have one entry each a block."""
+    """D: the same of several blocks at once; positions and are_whole have one entry each a block.
+
+    Of sessions without a plan only, so never one rank's word beside others' (`rank_join`).
+    """
 
     session: SessionId
     attempt: int

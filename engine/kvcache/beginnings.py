@@ -20,20 +20,22 @@ class Beginnings:
 
     def __init__(self) -> None:
         self._contents: dict[tuple[BlockHash, int], dict[BlockHash, BlockContent]] = {}
+        self._places: dict[BlockHash, tuple[BlockHash, int]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._contents.values()))
+        return len(self._places)
 
     def add(self, content: BlockContent) -> None:
-        """A block with this content is findable now, and none was."""
+        """A block with a content of this name is findable now, and none was."""
         place = (content.parent, content.token_ids[0])
         self._contents.setdefault(place, {})[content.key] = content
+        self._places[content.key] = place
 
-    def remove(self, content: BlockContent) -> None:
-        """No block with this content is findable any more."""
-        place = (content.parent, content.token_ids[0])
+    def remove(self, name: BlockHash) -> None:
+        """No block with a content of this name is findable any more."""
+        place = self._places.pop(name)
         same = self._contents[place]
-        del same[content.key]
+        del same[name]
         if not same:
             del self._contents[place]
 

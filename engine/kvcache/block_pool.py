@@ -238,12 +238,14 @@ class BlockPool:
     ) -> tuple[BlockId, int]:
         """A block behind `parent` whose first tokens are `token_ids`' first ones, and how many.
 
-        NULL_BLOCK and 0 where there is none. Takes no reference. token_ids: at least one.
+        NULL_BLOCK and 0 where there is none. Takes no reference. token_ids: at least one. Equal hashes alone are not
+        believed, as in `match`.
         """
         content, count = self._beginnings[group].longest(parent, token_ids)
-        if content is None:
-            return NULL_BLOCK, 0
-        return self._copies[group][content.key][0], count
+        for block in self._copies[group].get(content.key, ()) if content else ():
+            if self._content[block][1] == content:
+                return block, count
+        return NULL_BLOCK, 0
 
     def num_cached_among(self, blocks: Iterable[BlockId]) -> int:
         """By how many fewer blocks could be allocated if these were acquired: those lent can not be allocated now."""
@@ -361,6 +363,6 @@ class BlockPool:
         if copies:
             return
         del self._copies[group][content.key]
-        self._beginnings[group].remove(content)
+        self._beginnings[group].remove(content.key)
         if group == self._published_group:
             self._events.removed(content)

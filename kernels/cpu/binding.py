@@ -41,6 +41,17 @@ def library() -> ctypes.CDLL:
             "kernel backend: cpu is not built; it needs a C++ compiler when Baton is installed"
         )
     loaded = ctypes.CDLL(str(path))
+    try:
+        _type_functions(loaded)
+    except AttributeError as error:
+        raise ConfigError(
+            f"kernel backend: {path.name} is of another build ({error}); install Baton again"
+        ) from error
+    _check_structs(loaded, path)
+    return loaded
+
+
+def _type_functions(loaded: ctypes.CDLL) -> None:
     loaded.baton_num_variants.restype = c_int32
     loaded.baton_variant_name.argtypes, loaded.baton_variant_name.restype = [c_int32], c_char_p
     loaded.baton_variant_supported.argtypes = [c_int32]
@@ -73,8 +84,6 @@ def library() -> ctypes.CDLL:
     loaded.baton_num_checksum_ways.restype = c_int32
     loaded.baton_first_checksum_way.restype = c_int32
     loaded.baton_set_mark.argtypes, loaded.baton_set_mark.restype = [c_void_p, c_uint32], None
-    _check_structs(loaded, path)
-    return loaded
 
 
 def _check_structs(loaded: ctypes.CDLL, path: Path) -> None:

@@ -1,7 +1,7 @@
 """The contract of every transport: what the engine calls, and who may free which block when.
 
 D (Receiver):
-    life.grant -> expect(session) ... RunAdmitted ... SessionComplete
+    life.grant -> expect(session) ... RunAdmitted, RunsAdmitted ... SessionComplete
     at completion, abort and before a new attempt, on the engine thread, in this order:
         receiver.forget(session, attempt); life.revoke(permit); life.abort(block) for what is given up
     A write is a slice of at most MAX_SLICE_BYTES or COPY_SLICE_BYTES, inside the block's writer count.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from core.errors import ConfigError
@@ -31,6 +35,19 @@ def test_without_a_built_library_auto_runs_the_reference_and_a_name_is_refused(
     assert "not built" in choice.description
     with pytest.raises(ConfigError, match="compiler"):
         choose_backend("cpu", "float32", 1)
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+def test_a_library_of_another_build_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "other.c").write_text("int baton_num_variants(void) { return 0; }\n")
+    library = tmp_path / "other.so"
+    command = ["gcc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "other.c")]
+    subprocess.run(command, check=True)
+    monkeypatch.setattr(binding, "find_library", lambda: library)
+    with pytest.raises(ConfigError, match=r"other\.so is of another build .*install Baton again"):
+        binding.library.__wrapped__()
 
 
 def test_what_cannot_run_is_refused_by_name() -> None:

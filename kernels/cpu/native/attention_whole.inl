@@ -281,7 +281,7 @@ private:
         const int64_t ahead_bytes = l_.dim * element_bytes(l_.a.view);
         with_width(l_.padded, [&](auto padded) {
             const int64_t wide = (padded + 31) & ~int64_t(31);
-            int16_t* const space = key_rows_;
+            int16_t* const space = key_rows_;  // a copy: a member would be read anew after each store
             const float* rows[16];
             for (int64_t r = 0; r < 16; r++) rows[r] = reinterpret_cast<const float*>(space + r * wide);
             for (int64_t first = 0; first < kTilePositions; first += 16) {

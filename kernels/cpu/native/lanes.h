@@ -211,9 +211,6 @@ inline void store_words(int16_t* p, I a, I b) {
     store_words(p, a);
     store_words(p + 16, b);
 }
-#endif
-
-#if !defined(BATON_AVX512)
 inline F load_some(const float* p, int n) {
     float t[16] = {};
     std::memcpy(t, p, sizeof(float) * n);

@@ -112,7 +112,8 @@ inline const char* slot_bytes(const Layer& l, int64_t block, int64_t head, int64
     return static_cast<const char*>(view.values) + at * element_bytes(view);
 }
 
-// Asks for memory that is read soon: blocks lie far apart in the pool.
+// Asks for memory that is read soon, as blocks lie far apart in the pool: for the second cache, since a processor has more
+// misses of that under way than of the first.
 inline void ask_for(const char* memory, int64_t bytes) {
     for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(memory + byte, 0, 2);
 }

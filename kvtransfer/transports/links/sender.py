@@ -33,7 +33,7 @@ MAX_TURNS_ALONE = 4
 """How many such turns a connection that is the only one may have before its answers are looked at."""
 
 MAX_COMMANDS_A_TURN = 4
-"""Commands that are taken before the links have a turn: what is ready leaves while more is being queued."""
+"""Pushes that are taken before the links have a turn: what is ready leaves while more is being queued."""
 
 
 class LinkSender:
@@ -64,6 +64,7 @@ class LinkSender:
         self._is_stopping = False
         self._lock = threading.Lock()  # orders the last command before the end of the mover
         self._is_over = False
+        self._num_urgent = 0
         self._thread = threading.Thread(target=self._run, name="kv-sender", daemon=False)
         self._thread.start()
 
@@ -93,7 +94,8 @@ class LinkSender:
         plans = self._open_plans.setdefault(session.key, {})
         assert session.address not in plans, f"session {session.key} is open there already"
         plans[session.address] = session.plan
-        if not self._command(partial(self._take_open, session)) and len(plans) == 1:  # told once
+        is_taken = self._urgent_command(partial(self._take_open, session))
+        if not is_taken and len(plans) == 1:  # told once
             self._post(SendFailed(*session.key, TransferError("the sender has ended")))
 
     def push(
@@ -117,7 +119,7 @@ class LinkSender:
         key = (session, attempt)
         if self._open_plans.pop(key, None) is None:
             return
-        if not self._command(partial(self._take_close, key)):
+        if not self._urgent_command(partial(self._take_close, key)):
             self._post(SessionDrained(session, attempt))
 
     def close(self) -> None:
@@ -134,6 +136,18 @@ class LinkSender:
             self._commands.append(command)
         self._wakeup.signal()
         return True
+
+    def _urgent_command(self, command: Callable[[], None]) -> bool:
+        """The same for one that is taken with all before it in the next turn: others' pushes do not hold it up."""
+
+        def taken() -> None:
+            with self._lock:
+                self._num_urgent -= 1
+            command()
+
+        with self._lock:
+            self._num_urgent += 1
+        return self._command(taken)
 
     # ---- mover thread
 
@@ -152,10 +166,10 @@ class LinkSender:
                 key.data.handle(mask, time.monotonic())
             else:
                 self._wakeup.drain()
-        for _ in range(MAX_COMMANDS_A_TURN):
-            if not self._commands:
-                break
+        num_taken = 0
+        while self._commands and (num_taken < MAX_COMMANDS_A_TURN or self._num_urgent):
             self._commands.popleft()()
+            num_taken += 1
         self._serve_links(time.monotonic())
 
     def _timeout_s(self) -> float | None:

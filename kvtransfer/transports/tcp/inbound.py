@@ -67,7 +67,11 @@ class TcpInbound(InboundLink):
         super().close()
 
     def _ask_for_more(self) -> None:
-        """Let the socket speak up when a good part of the run that is under way has come, or its rest."""
+        """Let the socket speak up when a good part of the run that is under way has come, or its rest.
+
+        The kernel lowers a mark that its buffers cannot hold, and speaks up below it when they are full or the peer has
+        closed.
+        """
         under_way = self._batch or self._run
         wanted = max(1, min(under_way.num_bytes_left, _WAKE_BYTES)) if under_way else 1
         if wanted != self._wake_bytes:

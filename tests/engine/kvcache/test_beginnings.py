@@ -5,16 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.block_hash import BlockHash
+from core.block_hash import HASH_BYTES, BlockHash
 from engine.kvcache.beginnings import Beginnings
 from engine.kvcache.chain import BlockContent
 
-PARENTS = [BlockHash(bytes([number]) * 32) for number in range(2)]
+PARENTS = [BlockHash(bytes([number]) * HASH_BYTES) for number in range(2)]
 tokens = st.lists(st.integers(0, 2), min_size=4, max_size=4).map(tuple)
 
 
 def content(parent: BlockHash, token_ids: tuple[int, ...]) -> BlockContent:
-    key = BlockHash(parent[:28] + bytes(token_ids))
+    key = BlockHash(parent[: HASH_BYTES - 4] + bytes(token_ids))
     return BlockContent((key,), parent, token_ids)
 
 
@@ -42,9 +42,9 @@ def test_what_is_removed_is_not_found() -> None:
     one, other = content(PARENTS[0], (1, 2, 3, 9)), content(PARENTS[0], (1, 5, 5, 5))
     beginnings.add(one)
     beginnings.add(other)
-    beginnings.remove(one)
+    beginnings.remove(one.key)
     assert beginnings.longest(PARENTS[0], (1, 2, 3)) == (other, 1)
-    beginnings.remove(other)
+    beginnings.remove(other.key)
     assert beginnings.longest(PARENTS[0], (1, 2, 3)) == (None, 0)
     assert len(beginnings) == 0
 

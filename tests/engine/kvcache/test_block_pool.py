@@ -119,6 +119,25 @@ def test_equal_hashes_of_other_tokens_are_not_believed() -> None:
     assert pool.match([content]) == [1]
 
 
+def test_a_beginning_is_believed_of_blocks_with_its_own_content_only() -> None:
+    pool = make_pool(3)
+    (content,) = chain_of(5)
+    forged = content._replace(token_ids=(6,) * 16)
+    first, second = pool.allocate(2) or []
+    for block, own in ((first, content), (second, forged)):
+        pool.begin_fill(block)
+        pool.commit(block, own)
+    tokens = content.token_ids[:9]
+    assert pool.match_beginning(content.parent, tokens) == (first, 9)
+    pool.release([first])
+    pool.release(pool.allocate(2) or [])  # its content is gone
+    assert pool.match_beginning(content.parent, tokens) == (NULL_BLOCK, 0)
+    pool.release([second])
+    pool.release(pool.allocate(3) or [])
+    assert pool.match_beginning(content.parent, tokens) == (NULL_BLOCK, 0)
+    pool.check_integrity([])
+
+
 def test_groups_have_their_own_keys() -> None:
     pool = make_pool(4, num_groups=2)
     (content,) = chain_of(0)

@@ -108,7 +108,7 @@ def test_a_block_of_which_the_beginning_is_wanted_is_copied(
     assert copies == list(zip(theirs, own, strict=True))
     assert not set(own) & set(theirs)
     assert second.block_table.spares == []
-    assert manager.count_cached_tokens(first) == 48, "the other's content is as it was"
+    assert manager.count_cached_tokens(first) == 48, "the other is found as before"
     check(manager, second, *([first] if is_running else []))
 
 

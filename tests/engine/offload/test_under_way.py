@@ -99,6 +99,31 @@ def eviction_order(harness: EngineHarness, prompt: list[int]) -> list[int]:
 # ---------------------------------------------------------------- loads
 
 
+def test_blocks_are_copied_before_anybody_else_takes_blocks() -> None:
+    """Whoever is copied from may be free; announcements begin loads, and movers write at once."""
+    prompt = PROMPTS["a"]
+    with engine(num_blocks=40) as harness:
+        run(harness, "a", prompt)
+        order: list[str] = []
+        copies: list[int] = []
+        runner, sessions = harness.core._runner, harness.core._prefill_side
+        copy_blocks, announce_next = runner.copy_blocks, sessions.announce_next
+
+        def copy(pairs: list[tuple[int, int]]) -> None:
+            order.append("copy")
+            copies.append(len(pairs))
+            copy_blocks(pairs)
+
+        def announce() -> None:
+            order.append("announce")
+            announce_next()
+
+        runner.copy_blocks, sessions.announce_next = copy, announce
+        run(harness, "b", [*prompt[:24], *range(1, 20)])
+        assert 1 in copies
+        assert order == ["copy", "announce"] * (len(order) // 2)
+
+
 def test_a_load_gives_way_to_whoever_runs() -> None:
     """The first in order is never set back by what is read for a later one."""
     with engine(num_blocks=15) as harness:

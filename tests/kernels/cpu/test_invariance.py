@@ -39,10 +39,10 @@ PROMPT = tokens(0, LENGTH)
 class Run:
     """One runner over a pool of its own; sequences take blocks from the front."""
 
-    def __init__(self, backend: HostBackend, weight_format: str) -> None:
+    def __init__(self, backend: HostBackend, weight_format: str, kv_dtype: str = "float32") -> None:
         ops.use_backend(backend)
         loaded = load_model(resolve_source(str(demo_model_path())), "float32", weight_format)
-        layout = KVLayout(BLOCK_SIZE, loaded.config.kv_groups("float32"))
+        layout = KVLayout(BLOCK_SIZE, loaded.config.kv_groups(kv_dtype))
         self._runner = ModelRunner(loaded.model, layout, allocate_pool(layout, NUM_BLOCKS))
         self._next_block = 1
 
@@ -127,6 +127,18 @@ def test_logits_have_the_same_bits_whatever_surrounds_them(
     # preempted: everything up to here is computed again, as one prompt
     again = run.step([([*PROMPT, *next_token], 0, run.blocks(LENGTH + 1))])[0]
     assert_same_bits(again, alone, "preempted and resumed")
+
+
+@pytest.mark.parametrize("kv_dtype", ["float16", "int8_per_token_head", "fp8_e4m3"])
+def test_a_copied_beginning_of_a_block_is_as_good_in_every_kv_dtype(kv_dtype: str) -> None:
+    run = Run(HostBackend(2, variants()[0]), "quantized", kv_dtype)
+    whole, _ = run.prompt(LENGTH)
+    other = run.blocks(70)
+    run.step([([*PROMPT[:40], *tokens(7, 30)], 0, other)])
+    copied = run.blocks(LENGTH)
+    run.copy(other[2], copied[2])
+    begun = run.step([(PROMPT[40:], 40, [*other[:2], *copied[2:]])])[0]
+    assert_same_bits(begun, whole, "over another's beginning of a block")
 
 
 def test_variants_agree_on_logits() -> None:

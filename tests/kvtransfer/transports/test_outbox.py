@@ -63,6 +63,22 @@ def test_other_layers_and_a_run_that_has_left_are_not_joined() -> None:
     assert take_all(lane) == [[1], [2]]
 
 
+def test_a_run_that_is_to_be_sent_again_may_carry_more_than_before() -> None:
+    outbox, lane, events = make_outbox(joins_pushes=True)
+    push(outbox, 0, 2)
+    before = lane.take()
+    lane.requeue()  # the connection is lost
+    push(outbox, 2, 2)
+    again = lane.take()
+    assert (again.number, [source.position for source in again.sources]) == (
+        before.number, [0, 1, 2, 3],
+    )  # fmt: skip
+    assert again.num_bytes == 4 * LAYOUT.layer_run(0, 0, LAYERS).num_bytes
+    outbox.answered(lane, KEY, RunAnswer(again.number, True), "")
+    assert events == [BlocksAcknowledged(*KEY, 0, (0, 1, 2, 3))]
+    assert not lane.needs_link()
+
+
 @pytest.mark.parametrize("joins_pushes", [True, False])
 def test_each_block_is_acknowledged_once_and_all_bytes_are_settled(joins_pushes: bool) -> None:
     outbox, lane, events = make_outbox(joins_pushes=joins_pushes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import struct
 import time
 from dataclasses import replace
 
@@ -251,6 +252,24 @@ def test_a_stopped_peer_holds_nothing() -> None:
         assert not peer.answer().is_accepted
         assert bytes(p.destination) == before
         assert p.receiver.counters.late_runs_total == 1
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_peer_that_goes_before_enough_has_come_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, is_reset: bool
+) -> None:
+    monkeypatch.setattr(inbound, "_WAKE_BYTES", 512 * 1024)
+    with tcp_pair() as p, raw_peer(p) as peer:
+        transfer = p.start(num_tokens=8)
+        peer.open(transfer)
+        peer.say(peer.run(p, transfer)[:-1])
+        time.sleep(0.05)  # the run is under way, and its rest is awaited
+        if is_reset:
+            linger = struct.pack("ii", 1, 0)
+            peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        peer.sock.close()
+        p.until(lambda: p.receiver.counters.connections_lost_total == 1)
+        assert not p.events(RunAdmitted)
 
 
 def test_a_run_that_drips_in_is_taken_when_its_rest_is_there(

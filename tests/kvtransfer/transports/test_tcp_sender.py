@@ -233,6 +233,29 @@ def test_what_is_queued_later_does_not_keep_what_is_ready_from_leaving(
         assert seen.index("send") <= link_sender.MAX_COMMANDS_A_TURN
 
 
+def test_who_comes_or_goes_does_not_wait_for_what_others_have_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tcp_pair(num_blocks=200) as p:
+        first = p.start(num_tokens=8)
+        p.push(first)
+        finish(p, first)
+        transfer = p.start(num_tokens=4 * 40)
+        seen: list[str] = []
+        gate = threading.Event()
+        outbox = p.sender._outbox
+        for name in ("push", "close_session"):
+            monkeypatch.setattr(outbox, name, noting(seen, name, getattr(outbox, name), gate))
+        (link,) = p.sender._links.values()
+        monkeypatch.setattr(link, "send", noting(seen, "send", link.send, gate))
+        for source in transfer.sources[0]:
+            p.push_some(transfer, source.position, 0, 3)
+        p.sender.close_session(*transfer.key)
+        gate.set()
+        p.until(p.saw(SessionDrained(*transfer.key)))
+        assert seen == ["push"] * 40 + ["close_session"], "none of them is sent for nothing"
+
+
 def noting(
     seen: list[str], name: str, call: Callable[..., Any], gate: threading.Event
 ) -> Callable[..., Any]:
