@@ -41,7 +41,6 @@ class BlockState(IntEnum):
 
 
 _WRITABLE = (BlockState.RESERVED, BlockState.FILLING)
-_ALL_WRITABLE = frozenset(_WRITABLE)
 
 
 class Generations(Protocol):
@@ -208,18 +207,9 @@ class BlockLife:
         with self._lock:
             if permit not in self._live_permits:
                 return [False] * len(blocks)
-            now, state, writers = self._generation, self._state, self._writers
-            meant = [*map(permit.generations.get, blocks)]
-            if meant == [*map(now.__getitem__, blocks)] and _ALL_WRITABLE.issuperset(
-                map(state.__getitem__, blocks)
-            ):
-                for block in blocks:
-                    writers[block] += 1
-                return [True] * len(blocks)
-            entered = [
-                own == now[block] and state[block] in _WRITABLE
-                for own, block in zip(meant, blocks, strict=True)
-            ]
+            meant, now = permit.generations.get, self._generation
+            state, writers = self._state, self._writers
+            entered = [meant(block) == now[block] and state[block] in _WRITABLE for block in blocks]
             for block, is_inside in zip(blocks, entered, strict=True):
                 writers[block] += is_inside
             return entered

@@ -144,9 +144,7 @@ class EngineCore:
             SessionComplete: self._decode_side.complete,
             ReceiveFailed: self._decode_side.receive_failed,
             WriterLeft: self._writer_left,
-            BlocksAcknowledged: lambda _: (
-                None
-            ),  # counted by the mover; blocks go with their session
+            BlocksAcknowledged: lambda _: None,  # counted by the mover; blocks go with a session
             SendFailed: self._prefill_side.send_failed,
             SessionDrained: self._prefill_side.drained,
             **self._offload.handlers,
@@ -259,9 +257,8 @@ class EngineCore:
     def _step(self) -> bool:
         self._offload.before_step()
         output = self._scheduler.schedule()
-        self._runner.copy_blocks(
-            output.copies
-        )  # before anybody is given a block that is copied from
+        # Before anybody is given blocks: one that is copied from may be free.
+        self._runner.copy_blocks(output.copies)
         self._prefill_side.announce_next()
         if not output.items:
             self._offload.after_step()

@@ -36,7 +36,6 @@ class Coverage:
             }
             for positions in needed
         ]
-        self._num_needed = [dict(positions) for positions in needed]
         self._num_layers = list(num_layers)
         self._num_rows = [a * b for a, b in zip(shares, num_layers, strict=True)]
         # of each group: position -> bit set of covered slots for each layer of each share, from the first admission on
@@ -170,7 +169,8 @@ class Coverage:
         self, group: int, positions: Sequence[int], end_slots: Sequence[int]
     ) -> bool:
         """Whether `[0, end)` is in each of the blocks exactly what is needed."""
-        return list(map(self._num_needed[group].__getitem__, positions)) == list(end_slots)
+        needed = map(self._needed[group].__getitem__, positions)
+        return list(map(int.bit_length, needed)) == list(end_slots)
 
     def _note_whole(self, group: int, position: int, rows: list[int], needed: int) -> bool:
         """Whether a block has all slots in all rows; if so it is remembered as whole, and no more."""

@@ -57,16 +57,6 @@ class RunsAdmitted(msgspec.Struct, frozen=True):
     num_layers: int
     are_whole: Sequence[bool]
 
-    def each(self) -> list[RunAdmitted]:
-        """What it says, block by block."""
-        return [
-            RunAdmitted(
-                self.session, self.attempt, self.group, position,
-                self.first_layer, self.num_layers, is_whole,
-            )
-            for position, is_whole in zip(self.positions, self.are_whole, strict=True)
-        ]  # fmt: skip
-
 
 class SessionComplete(msgspec.Struct, frozen=True):
     """D: coverage of the session is complete; every byte is in the pool and verified. Posted once
@@ -100,11 +90,6 @@ class BlocksAcknowledged(msgspec.Struct, frozen=True):
     attempt: int
     group: int
     positions: tuple[int, ...]
-
-    def each(self) -> list[BlocksAcknowledged]:
-        """What it says, block by block."""
-        key = (self.session, self.attempt, self.group)
-        return [BlocksAcknowledged(*key, (position,)) for position in self.positions]
 
 
 class SendFailed(msgspec.Struct, frozen=True):

@@ -129,31 +129,23 @@ class Outbox:
         for block in sent:
             block.pushed_layers |= pushed
         for part in whole.parts:
-            for block in sent if part.plan is None else ():
+            if room := self._room_in_last(part, group, layers):
+                part.queue[-1].extend(blocks[:room], sent[:room])
+            runs = self._runs(part, group, blocks[room:], sent[room:], layers)
+            for block in (*sent[:room], *(block for run in runs for block in run.blocks)):
                 block.num_runs += 1
-            joined = self._join_last(part, group, blocks, sent, layers)
-            runs = self._runs(part, group, blocks[joined:], sent[joined:], layers)
             self._num_runs += len(runs)
             part.lane.enqueue(part, runs)
         self._acknowledge(whole, group, sent)  # of some, no address may want anything
 
-    def _join_last(
-        self,
-        part: OutgoingSession,
-        group: int,
-        sources: Sequence[SourceBlock],
-        blocks: Sequence[SentBlock],
-        layers: tuple[int, int],
-    ) -> int:
-        """Let the run that waits last carry more blocks, if it carries the same layers; how many it took."""
-        last = part.queue[-1] if part.queue and self._joins_pushes else None
-        if part.plan is not None or last is None or not last.carries(group, layers):
+    def _room_in_last(self, part: OutgoingSession, group: int, layers: tuple[int, int]) -> int:
+        """How many blocks the run that waits last has room for, if it may carry more and carries the same layers."""
+        if not self._joins_pushes or part.plan is not None or not part.queue:
             return 0
-        count = min(len(sources), self._most_blocks(last.place) - len(last.sources))
-        if count <= 0:
+        last = part.queue[-1]
+        if not last.carries(group, layers):
             return 0
-        last.extend(sources[:count], blocks[:count])
-        return count
+        return max(0, self._most_blocks(last.place) - len(last.sources))
 
     def _most_blocks(self, place: Run) -> int:
         """How many blocks' bytes of this length one run carries."""
@@ -174,8 +166,6 @@ class Outbox:
                 for source, block in zip(sources, blocks, strict=True)
                 for piece in plan.pieces(group, source, *layers)
             ]
-            for _, block, _ in pieces:
-                block.num_runs += 1
             return [
                 OutgoingRun(number, part, group, (source,), (block,), layers, nowhere, piece)
                 for number, (source, block, piece) in enumerate(pieces, self._num_runs + 1)

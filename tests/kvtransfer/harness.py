@@ -17,7 +17,13 @@ from core.errors import ConfigError
 from core.ids import BlockId, SessionId
 from core.kv_layout import GroupKind, KVGroup, KVLayout, SlotFormat
 from kvtransfer.config import TransferConfig
-from kvtransfer.events import BlocksAcknowledged, MoverEvent, RunsAdmitted, WriterLeft
+from kvtransfer.events import (
+    BlocksAcknowledged,
+    MoverEvent,
+    RunAdmitted,
+    RunsAdmitted,
+    WriterLeft,
+)
 from kvtransfer.pool_memory import PoolMemory
 from kvtransfer.session import Destination, ReceiveSession, SendSession, SourceBlock
 from kvtransfer.transports.base import Receiver, Sender
@@ -233,6 +239,17 @@ class Pair:
         assert self.sender.counters.bytes_outstanding == 0
 
 
+def each_of(event: MoverEvent) -> list[MoverEvent]:
+    """What an event says, block by block."""
+    match event:
+        case RunsAdmitted(session, attempt, group, positions, first, count, are_whole):
+            pairs = zip(positions, are_whole, strict=True)
+            return [RunAdmitted(session, attempt, group, p, first, count, w) for p, w in pairs]
+        case BlocksAcknowledged(session, attempt, group, positions):
+            return [BlocksAcknowledged(session, attempt, group, (p,)) for p in positions]
+    return [event]
+
+
 def make_pair(
     transport: str,
     *,
@@ -253,10 +270,10 @@ def make_pair(
     sent: list[MoverEvent] = []
 
     def hear(event: MoverEvent) -> None:
-        received.extend(event.each() if isinstance(event, RunsAdmitted) else [event])
+        received.extend(each_of(event))
 
     def note(event: MoverEvent) -> None:
-        sent.extend(event.each() if isinstance(event, BlocksAcknowledged) else [event])
+        sent.extend(each_of(event))
 
     network: FakeNetwork | None = None
     reads = Network()

@@ -57,8 +57,12 @@ class Run:
         batch = build_batch([BatchItem(*item, True) for item in items], BLOCK_SIZE)
         return self._runner.forward(batch).clone()
 
-    def copy(self, source: int, destination: int) -> None:
-        self._runner.copy_blocks([(source, destination)])
+    def over_another(self) -> Tensor:
+        """Last logits of PROMPT from its 40th token on, behind blocks of one that begins alike; the last is a copy."""
+        other, copied = self.blocks(70), self.blocks(LENGTH)
+        self.step([([*PROMPT[:40], *tokens(7, 30)], 0, other)])
+        self._runner.copy_blocks([(other[2], copied[2])])
+        return self.step([(PROMPT[40:], 40, [*other[:2], *copied[2:]])])[0]
 
     def prompt(self, chunk: int, first_blocks: Sequence[int] = ()) -> tuple[Tensor, list[int]]:
         """Last logits of PROMPT run in chunks, after what `first_blocks` hold of it already."""
@@ -98,11 +102,7 @@ def test_logits_have_the_same_bits_whatever_surrounds_them(
     assert_same_bits(run.prompt(LENGTH, own[:3])[0], expected, "over a cached prefix")
 
     # over a block of another prompt that begins alike
-    other = run.blocks(70)
-    run.step([([*PROMPT[:40], *tokens(7, 30)], 0, other)])
-    copied = run.blocks(LENGTH)
-    run.copy(other[2], copied[2])
-    begun = run.step([(PROMPT[40:], 40, [*other[:2], *copied[2:]])])[0]
+    begun = run.over_another()
     assert_same_bits(begun, expected, "over another's beginning of a block")
 
     # among 31 others: some at their prompts, some decoding
@@ -133,11 +133,7 @@ def test_logits_have_the_same_bits_whatever_surrounds_them(
 def test_a_copied_beginning_of_a_block_is_as_good_in_every_kv_dtype(kv_dtype: str) -> None:
     run = Run(HostBackend(2, variants()[0]), "quantized", kv_dtype)
     whole, _ = run.prompt(LENGTH)
-    other = run.blocks(70)
-    run.step([([*PROMPT[:40], *tokens(7, 30)], 0, other)])
-    copied = run.blocks(LENGTH)
-    run.copy(other[2], copied[2])
-    begun = run.step([(PROMPT[40:], 40, [*other[:2], *copied[2:]])])[0]
+    begun = run.over_another()
     assert_same_bits(begun, whole, "over another's beginning of a block")
 
 

@@ -31,7 +31,7 @@ from kvtransfer.transports.links import sender as link_sender
 from kvtransfer.transports.links import wire
 from kvtransfer.transports.links.sender import LinkSender
 from kvtransfer.transports.tcp.sender import TcpSender
-from tests.kvtransfer.harness import FAST
+from tests.kvtransfer.harness import FAST, Pair, Transfer
 from tests.kvtransfer.tcp_peers import (
     CuttingProxy,
     StubbornReceiver,
@@ -213,19 +213,7 @@ def test_what_is_queued_later_does_not_keep_what_is_ready_from_leaving(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with tcp_pair(num_blocks=200) as p:
-        first = p.start(num_tokens=8)
-        p.push(first)
-        finish(p, first)  # the connection is there
-        transfer = p.start(num_tokens=4 * 40)
-        seen: list[str] = []
-        gate = threading.Event()
-        monkeypatch.setattr(
-            p.sender._outbox, "push", noting(seen, "push", p.sender._outbox.push, gate)
-        )
-        (link,) = p.sender._links.values()
-        monkeypatch.setattr(link, "send", noting(seen, "send", link.send, gate))
-        for source in transfer.sources[0]:
-            p.push_some(transfer, source.position, 0, 3)
+        transfer, seen, gate = queued(p, monkeypatch)
         gate.set()
         p.sender.push(*transfer.key, 1, transfer.sources[1], 0, 2)
         finish(p, transfer)
@@ -237,23 +225,31 @@ def test_who_comes_or_goes_does_not_wait_for_what_others_have_queued(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with tcp_pair(num_blocks=200) as p:
-        first = p.start(num_tokens=8)
-        p.push(first)
-        finish(p, first)
-        transfer = p.start(num_tokens=4 * 40)
-        seen: list[str] = []
-        gate = threading.Event()
-        outbox = p.sender._outbox
-        for name in ("push", "close_session"):
-            monkeypatch.setattr(outbox, name, noting(seen, name, getattr(outbox, name), gate))
-        (link,) = p.sender._links.values()
-        monkeypatch.setattr(link, "send", noting(seen, "send", link.send, gate))
-        for source in transfer.sources[0]:
-            p.push_some(transfer, source.position, 0, 3)
+        transfer, seen, gate = queued(p, monkeypatch)
         p.sender.close_session(*transfer.key)
         gate.set()
         p.until(p.saw(SessionDrained(*transfer.key)))
         assert seen == ["push"] * 40 + ["close_session"], "none of them is sent for nothing"
+
+
+def queued(p: Pair, monkeypatch: pytest.MonkeyPatch) -> tuple[Transfer, list[str], threading.Event]:
+    """A transfer whose 40 pushes wait on a connection that is there; what the mover does with them once it is let."""
+    first = p.start(num_tokens=8)
+    p.push(first)
+    finish(p, first)
+    transfer = p.start(num_tokens=4 * 40)
+    seen: list[str] = []
+    gate = threading.Event()
+    (link,) = p.sender._links.values()
+    for owner, name in (
+        (p.sender._outbox, "push"),
+        (p.sender._outbox, "close_session"),
+        (link, "send"),
+    ):
+        monkeypatch.setattr(owner, name, noting(seen, name, getattr(owner, name), gate))
+    for source in transfer.sources[0]:
+        p.push_some(transfer, source.position, 0, 3)
+    return transfer, seen, gate
 
 
 def noting(
