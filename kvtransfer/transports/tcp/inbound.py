@@ -6,6 +6,7 @@ import socket
 from collections import deque
 
 from core.errors import TransferError
+from kvtransfer.transports.base import MAX_SLICE_BYTES
 from kvtransfer.transports.incoming_run import IncomingRun
 from kvtransfer.transports.intake import Intake
 from kvtransfer.transports.links import wire
@@ -14,8 +15,8 @@ from kvtransfer.transports.links.wire import Announcement, Entries, FrameKind, H
 from kvtransfer.transports.runs import RunAnswer, RunBatch, RunHeader
 from kvtransfer.transports.tcp.incoming_batch import IncomingBatch
 
-_WAKE_BYTES = 512 * 1024
-"""Of a run that is longer, how much the socket gathers before this end is woken: each part has its price."""
+_WAKE_BYTES = MAX_SLICE_BYTES
+"""Of a run that is longer, how much the socket gathers before this end is woken: as much as it takes at a time."""
 
 
 class TcpInbound(InboundLink):

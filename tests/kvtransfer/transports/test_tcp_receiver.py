@@ -19,7 +19,7 @@ from kvtransfer.events import (
     RunAdmitted,
 )
 from kvtransfer.transports.links import wire
-from kvtransfer.transports.tcp import inbound
+from kvtransfer.transports.tcp import inbound, sockets
 from kvtransfer.transports.tcp.inbound import TcpInbound
 from tests.kvtransfer.harness import FAST, make_layout
 from tests.kvtransfer.tcp_peers import (
@@ -28,6 +28,8 @@ from tests.kvtransfer.tcp_peers import (
     raw_peer,
     tcp_pair,
 )
+
+WAKE_BYTES = inbound._WAKE_BYTES
 
 
 @pytest.fixture(autouse=True)
@@ -258,7 +260,7 @@ def test_a_stopped_peer_holds_nothing() -> None:
 def test_a_peer_that_goes_before_enough_has_come_is_noticed(
     monkeypatch: pytest.MonkeyPatch, is_reset: bool
 ) -> None:
-    monkeypatch.setattr(inbound, "_WAKE_BYTES", 512 * 1024)
+    monkeypatch.setattr(inbound, "_WAKE_BYTES", WAKE_BYTES)
     with tcp_pair() as p, raw_peer(p) as peer:
         transfer = p.start(num_tokens=8)
         peer.open(transfer)
@@ -283,7 +285,7 @@ def test_a_run_that_drips_in_is_taken_when_its_rest_is_there(
         read(link)
 
     monkeypatch.setattr(TcpInbound, "read", noted)
-    monkeypatch.setattr(inbound, "_WAKE_BYTES", 512 * 1024)
+    monkeypatch.setattr(inbound, "_WAKE_BYTES", WAKE_BYTES)
     layout = make_layout(block_size=16, num_layers=(3, 2), num_kv_heads=8)
     with tcp_pair(layout=layout) as p, raw_peer(p) as peer:
         transfer = p.start(num_tokens=16)
@@ -298,3 +300,25 @@ def test_a_run_that_drips_in_is_taken_when_its_rest_is_there(
         assert len(reads) <= 4
         peer.say(peer.run(p, transfer))
         assert peer.answer().is_accepted, "the next frame is noticed, short as it is"
+
+
+def test_a_mark_beyond_what_the_socket_holds_holds_nothing_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listen = sockets.listen
+
+    def listen_narrowly(host: str) -> socket.socket:
+        listener = listen(host)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)  # inherited
+        return listener
+
+    monkeypatch.setattr(sockets, "listen", listen_narrowly)
+    monkeypatch.setattr(inbound, "_WAKE_BYTES", WAKE_BYTES)
+    layout = make_layout(block_size=16, num_layers=(3,), num_kv_heads=1024)
+    with tcp_pair(layout=layout) as p, raw_peer(p) as peer:
+        transfer = p.start(num_tokens=16)
+        peer.open(transfer)
+        data = peer.run(p, transfer)
+        assert len(data) > WAKE_BYTES
+        peer.say(data)
+        assert peer.answer().is_accepted
