@@ -1,8 +1,9 @@
 """Arithmetic that several kernels share, for use inside kernels only.
 
-Two things differ between a card and the interpreter, and only here: the interpreter multiplies bfloat16 as the raw
-bit patterns they are stored in, so products widen their operands first; and it truncates to bfloat16, so narrowing
-rounds by hand. Compiled code contains neither.
+Three things differ between a card and the interpreter, and only here: the interpreter multiplies bfloat16 as the raw
+bit patterns they are stored in, so products widen their operands first; its products are numpy's, which give a row
+other bits in another place of a tile, so rows are multiplied one by one; and it truncates to bfloat16, so narrowing
+rounds by hand. Compiled code contains none of it.
 """
 
 from __future__ import annotations
@@ -24,10 +25,28 @@ _ROUNDING = tl.constexpr(
 def dot(left, right, total):
     """`total + left @ right`, the sum in float32; float32 operands are not narrowed to TF32."""
     if _INTERPRETED:
-        result = tl.dot(left.to(tl.float32), right.to(tl.float32), total, input_precision="ieee")
+        result = _dot_by_rows(left.to(tl.float32), right.to(tl.float32), total)
     else:
         result = tl.dot(left, right, total, input_precision="ieee")
     return result
+
+
+@triton.jit
+def _dot_by_rows(left, right, total):
+    """`dot` of float32 as a product for each row, [.., M, K] and [.., K, N]."""
+    batch: tl.constexpr = left.shape[0] if len(left.shape) == 3 else 1
+    rows: tl.constexpr = left.shape[-2]
+    width: tl.constexpr = left.shape[-1]
+    columns: tl.constexpr = right.shape[-1]
+    each = tl.reshape(right, [batch, 1, width, columns])
+    each = tl.broadcast_to(each, [batch, rows, width, columns])
+    product = tl.dot(
+        tl.reshape(left, [batch * rows, 1, width]),
+        tl.reshape(each, [batch * rows, width, columns]),
+        tl.reshape(total, [batch * rows, 1, columns]),
+        input_precision="ieee",
+    )
+    return tl.reshape(product, total.shape)
 
 
 @triton.jit

@@ -51,6 +51,15 @@ def test_a_plain_product_of_bfloat16_is_wrong_here_and_ours_is_right() -> None:
     torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_a_row_of_our_product_has_the_same_bits_wherever_it_stands() -> None:
+    left, right = torch.randn(16, 16), torch.randn(16, 16)
+    output, turned = torch.empty(16, 16), torch.empty(16, 16)
+    _product_kernel[(1,)](on_device(left), on_device(right), output, IS_OURS=True)
+    _product_kernel[(1,)](on_device(left.flip(0)), on_device(right), turned, IS_OURS=True)
+    assert torch.equal(turned.flip(0), output)
+    torch.testing.assert_close(output, left @ right, atol=1e-5, rtol=1e-5)
+
+
 def narrowed(*, is_ours: bool) -> tuple[torch.Tensor, torch.Tensor]:
     source = torch.randn(16, generator=torch.Generator().manual_seed(0))
     source[:4] = torch.tensor([float("inf"), float("-inf"), float("nan"), 0.0])
