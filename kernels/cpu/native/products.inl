@@ -31,7 +31,8 @@ inline Cut cut_product(const BatonWeight& w, int64_t rows) {
     const int64_t wanted = row_blocks >= 16 ? 2 : 16 / row_blocks;  // enough tiles to share between threads
     // A thread that has to give its core back finishes its tile first: that must not take a millisecond.
     const int64_t bound = kMostProducts / (kBlockRows * 16 * w.num_columns) + 1;
-    const int64_t even = (panels + wanted - 1) / wanted, size = even < bound ? even : bound;
+    const int64_t fair = (panels + wanted - 1) / wanted, most = fair < bound ? fair : bound;
+    const int64_t size = most < 2 ? 2 : most - most % 2;  // where two go side by side, none is left over
     return {row_blocks, size, (panels + size - 1) / size};
 }
 
@@ -119,56 +120,66 @@ inline __m512i four_bytes(const int8_t* p) {
     return _mm512_set1_epi32(x);
 }
 
-// vectors of 16 outputs x 4 columns of one group, as unsigned bytes
-template <int bits, int V> inline void unpack_group(const uint8_t* quants, __m512i* out) {
-    if constexpr (bits == 8) {
-        repeat<V>(BATON_EACH(v) { out[v] = _mm512_loadu_si512(quants + 64 * v); });
-    } else {
-        const __m512i low = _mm512_set1_epi8(15);
-        repeat<V / 2>(BATON_EACH(v) {
-            const __m512i x = _mm512_loadu_si512(quants + 64 * v);
-            out[2 * v] = _mm512_and_si512(x, low);
-            out[2 * v + 1] = _mm512_and_si512(_mm512_srli_epi16(x, 4), low);
-        });
-    }
+// Of a group, the columns from 4 v on: 16 outputs x 4 unsigned bytes.
+template <int bits> inline __m512i four_columns(const uint8_t* quants, int v) {
+    if (bits == 8) return _mm512_loadu_si512(quants + 64 * v);
+    const __m512i eight = _mm512_loadu_si512(quants + 64 * (v / 2));
+    return _mm512_and_si512(v % 2 ? _mm512_srli_epi16(eight, 4) : eight, _mm512_set1_epi8(15));
 }
 
-// With few rows a product waits for its weights: what comes some groups later is asked for now. The processor's own
-// prefetch stops at every page.
-inline void ask_ahead(const uint8_t* data, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + 12 * bytes + at, 0, 3);
+constexpr int64_t kGroupsAhead = 12;
+
+// With few rows a product waits for its weights: what comes some groups later, of P panels that go side by side, is asked
+// for now. The processor's own prefetch stops at every page.
+template <int P> inline void ask_ahead(const uint8_t* data, int64_t left, int64_t step, int64_t apart) {
+    const uint8_t* next = data + kGroupsAhead * step + (left > kGroupsAhead ? 0 : (P - 1) * apart);
+    for (int64_t p = 0; p < P; p++, next += apart)
+        for (int64_t at = 0; at < step; at += 64) __builtin_prefetch(next + at, 0, 3);
 }
 
-template <int bits, int group, int R> void quant_block(const BatonProduct& a, int64_t row, int64_t panel) {
-    constexpr int V = group / 4;
+constexpr int kQuantRows = 4, kQuantPanels = 2;
+
+// R rows with P panels. Four columns of a row are loaded once for all panels, and all chains of a group go on side by side:
+// byte products wait for each other for four cycles, and two may begin in each.
+template <int bits, int group, int R, int P> void quant_block(const BatonProduct& a, int64_t row, int64_t panel) {
     const BatonWeight& w = *a.weight;
     const int64_t groups = w.num_columns / group, step = group_bytes(w), quants = quant_bytes(w), scales = scale_bytes(w);
-    const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w);
+    const int64_t apart = panel_bytes(w);
+    const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * apart;
     QuantRow in[R];
-    F sums[R];
+    F sums[R][P];
     repeat<R>(BATON_EACH(r) {
         in[r] = quant_row(a, row + r);
-        sums[r] = all(0.0f);
+        repeat<P>(BATON_EACH(p) { sums[r][p] = all(0.0f); });
     });
     for (int64_t g = 0; g < groups; g++, data += step) {
-        __m512i wv[V];
-        unpack_group<bits, V>(data, wv);
-        ask_ahead(data, step);
-        const F scale = load_scales(data + quants, w.half_scales);
-        const F least = w.has_min ? load_scales(data + quants + scales, w.half_scales) : all(0.0f);
-        repeat<R>(BATON_EACH(r) {
-            __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
-            repeat<V>(BATON_EACH(v) {
-                high = _mm512_dpbusd_epi32(high, wv[v], four_bytes(in[r].high + g * group + 4 * v));
-                low = _mm512_dpbusd_epi32(low, wv[v], four_bytes(in[r].low + g * group + 4 * v));
+        ask_ahead<P>(data, groups - g, step, apart);
+        __m512i high[R][P], low[R][P];
+        repeat<R>(BATON_EACH(r) { repeat<P>(BATON_EACH(p) { high[r][p] = low[r][p] = _mm512_setzero_si512(); }); });
+        repeat<group / 4>(BATON_EACH(v) {
+            __m512i columns[P];
+            repeat<P>(BATON_EACH(p) { columns[p] = four_columns<bits>(data + p * apart, v); });
+            repeat<R>(BATON_EACH(r) {
+                const __m512i above = four_bytes(in[r].high + g * group + 4 * v), below = four_bytes(in[r].low + g * group + 4 * v);
+                repeat<P>(BATON_EACH(p) {
+                    high[r][p] = _mm512_dpbusd_epi32(high[r][p], columns[p], above);
+                    low[r][p] = _mm512_dpbusd_epi32(low[r][p], columns[p], below);
+                });
             });
-            __m512i dot = _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
-            if (w.offset) dot = _mm512_sub_epi32(dot, _mm512_set1_epi32(w.offset * in[r].sums[g]));
-            sums[r] = fma(scale, _mm512_cvtepi32_ps(dot), sums[r]);
-            if (w.has_min) sums[r] = fma(least, all(static_cast<float>(in[r].sums[g])), sums[r]);
+        });
+        repeat<P>(BATON_EACH(p) {
+            const uint8_t* own = data + p * apart + quants;
+            const F scale = load_scales(own, w.half_scales);
+            const F least = w.has_min ? load_scales(own + scales, w.half_scales) : all(0.0f);
+            repeat<R>(BATON_EACH(r) {
+                __m512i dot = _mm512_add_epi32(_mm512_slli_epi32(high[r][p], 8), low[r][p]);
+                if (w.offset) dot = _mm512_sub_epi32(dot, _mm512_set1_epi32(w.offset * in[r].sums[g]));
+                sums[r][p] = fma(scale, _mm512_cvtepi32_ps(dot), sums[r][p]);
+                if (w.has_min) sums[r][p] = fma(least, all(static_cast<float>(in[r].sums[g])), sums[r][p]);
+            });
         });
     }
-    repeat<R>(BATON_EACH(r) { put_outputs(a, row + r, panel, sums[r] * all(in[r].scale)); });
+    repeat<R>(BATON_EACH(r) { repeat<P>(BATON_EACH(p) { put_outputs(a, row + r, panel + p, sums[r][p] * all(in[r].scale)); }); });
 }
 
 #elif defined(BATON_AVX2)
@@ -241,8 +252,10 @@ template <int bits, int group> inline I group_products(const uint8_t* quants, co
 
 #if !defined(BATON_AVX512)
 
-template <int bits, int group, int R> void quant_block(const BatonProduct& a, int64_t row, int64_t panel) {
-    static_assert(R == 1, "one row at a time");
+constexpr int kQuantRows = 1, kQuantPanels = 1;
+
+template <int bits, int group, int R, int P> void quant_block(const BatonProduct& a, int64_t row, int64_t panel) {
+    static_assert(R == 1 && P == 1, "one row at a time");
     const BatonWeight& w = *a.weight;
     const int64_t groups = w.num_columns / group, step = group_bytes(w), quants = quant_bytes(w), scales = scale_bytes(w);
     const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w);
@@ -259,15 +272,14 @@ template <int bits, int group, int R> void quant_block(const BatonProduct& a, in
 
 #endif
 
-#if defined(BATON_AVX512)
-constexpr int kQuantRows = 8;
-#else
-constexpr int kQuantRows = 1;
-#endif
-
-template <int bits, int group, int R> inline void quant_rows(const BatonProduct& a, int64_t row, int64_t end, int64_t panel) {
-    for (; row + R <= end; row += R) quant_block<bits, group, R>(a, row, panel);
-    if constexpr (R > 1) quant_rows<bits, group, R / 2>(a, row, end, panel);
+template <int bits, int group, int R> inline void quant_rows(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last) {
+    constexpr int P = R == 1 ? 1 : kQuantPanels;  // one row waits for memory
+    for (; row + R <= end; row += R) {
+        int64_t p = panel;
+        for (; p + P <= last; p += P) quant_block<bits, group, R, P>(a, row, p);
+        for (; p < last; p++) quant_block<bits, group, R, 1>(a, row, p);
+    }
+    if constexpr (R > 1) quant_rows<bits, group, R / 2>(a, row, end, panel, last);
 }
 
 #if defined(BATON_AMX)
@@ -284,7 +296,7 @@ template <int bits, int group> inline void quant_tile(const BatonProduct& a, int
 #else
     (void)scratch;
 #endif
-    for (; panel < last; panel++) quant_rows<bits, group, kQuantRows>(a, row, end, panel);
+    quant_rows<bits, group, kQuantRows>(a, row, end, panel, last);
 }
 
 inline void whole_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch);  // products_whole.inl

@@ -29,11 +29,8 @@ template <int bits, int group> inline void unpack_panel(const BatonWeight& w, in
     constexpr int V = group / 4;
     const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w);
     const int64_t groups = w.num_columns / group, step = group_bytes(w);
-    for (int64_t g = 0; g < groups; g++, data += step, out += 64 * V) {
-        __m512i wv[V];
-        unpack_group<bits, V>(data, wv);
-        for (int v = 0; v < V; v++) _mm512_store_si512(out + 64 * v, wv[v]);
-    }
+    for (int64_t g = 0; g < groups; g++, data += step, out += 64 * V)
+        for (int v = 0; v < V; v++) _mm512_store_si512(out + 64 * v, four_columns<bits>(data, v));
 }
 
 // One group's integer products of 16 rows with 16 outputs at `out`, those of low bytes behind those of high ones.

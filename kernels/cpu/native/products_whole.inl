@@ -30,43 +30,58 @@ inline F joined(I high, I low) { return to_float(high + shift_right<8>(low)); }
 
 #if defined(BATON_AVX512)
 
-template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t panel) {
+// As quant_block.
+template <int R, int P> void whole_block(const BatonProduct& a, int64_t row, int64_t panel) {
     const BatonWeight& w = *a.weight;
-    const int64_t groups = w.num_columns / 32;
-    const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w);
+    const int64_t groups = w.num_columns / 32, apart = panel_bytes(w);
+    const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * apart;
     const __m512i lower = _mm512_set1_epi32(0xffff);
     WholeRow in[R];
-    F sums[R];
+    F sums[R][P];
     repeat<R>(BATON_EACH(r) {
         in[r] = whole_row(a, row + r);
-        sums[r] = all(0.0f);
+        repeat<P>(BATON_EACH(p) { sums[r][p] = all(0.0f); });
     });
     for (int64_t first = 0; first < groups; first += kSegment / 32) {
         const int64_t end = first + kSegment / 32 < groups ? first + kSegment / 32 : groups;
-        __m512i high[R], low[R];
-        repeat<R>(BATON_EACH(r) { high[r] = low[r] = _mm512_setzero_si512(); });
+        __m512i high[R][P], low[R][P];
+        repeat<R>(BATON_EACH(r) { repeat<P>(BATON_EACH(p) { high[r][p] = low[r][p] = _mm512_setzero_si512(); }); });
         for (int64_t g = first; g < end; g++, data += kWholeBytes) {
-            __m512i wv[8];
-            unpack_group<4, 8>(data, wv);
-            const __m512i pairs = _mm512_loadu_si512(data + 256);
-            ask_ahead(data, kWholeBytes);
+            ask_ahead<P>(data, groups - g, kWholeBytes, apart);
+            // Products with quant - 8 fit 16 bits; beside them lies the sum that the pair's second number meets.
+            __m512i x[R][P], y[R][P];
             repeat<R>(BATON_EACH(r) {
-                // Products with quant - 8 fit 16 bits; beside them lies the sum that the pair's second number meets.
-                __m512i x = _mm512_set1_epi32(in[r].starts[2 * g]), y = _mm512_set1_epi32(in[r].starts[2 * g + 1]);
-                repeat<8>(BATON_EACH(v) {
-                    x = _mm512_dpbusd_epi32(x, wv[v], four_bytes(in[r].high + 32 * g + 4 * v));
-                    y = _mm512_dpbusd_epi32(y, wv[v], four_bytes(in[r].low + 32 * g + 4 * v));
+                repeat<P>(BATON_EACH(p) {
+                    x[r][p] = _mm512_set1_epi32(in[r].starts[2 * g]);
+                    y[r][p] = _mm512_set1_epi32(in[r].starts[2 * g + 1]);
                 });
-                x = _mm512_ternarylogic_epi32(x, lower, _mm512_set1_epi32(in[r].counts[2 * g]), 0xea);  // (x & lower) | counts
-                y = _mm512_ternarylogic_epi32(y, lower, _mm512_set1_epi32(in[r].counts[2 * g + 1]), 0xea);
-                high[r] = _mm512_dpwssd_epi32(high[r], x, pairs);
-                low[r] = _mm512_dpwssd_epi32(low[r], y, pairs);
+            });
+            repeat<8>(BATON_EACH(v) {
+                __m512i columns[P];
+                repeat<P>(BATON_EACH(p) { columns[p] = four_columns<4>(data + p * apart, v); });
+                repeat<R>(BATON_EACH(r) {
+                    const __m512i above = four_bytes(in[r].high + 32 * g + 4 * v), below = four_bytes(in[r].low + 32 * g + 4 * v);
+                    repeat<P>(BATON_EACH(p) {
+                        x[r][p] = _mm512_dpbusd_epi32(x[r][p], columns[p], above);
+                        y[r][p] = _mm512_dpbusd_epi32(y[r][p], columns[p], below);
+                    });
+                });
+            });
+            repeat<P>(BATON_EACH(p) {
+                const __m512i pairs = _mm512_loadu_si512(data + p * apart + 256);
+                repeat<R>(BATON_EACH(r) {  // (sums & lower) | counts
+                    const __m512i counts = _mm512_set1_epi32(in[r].counts[2 * g]), others = _mm512_set1_epi32(in[r].counts[2 * g + 1]);
+                    high[r][p] = _mm512_dpwssd_epi32(high[r][p], _mm512_ternarylogic_epi32(x[r][p], lower, counts, 0xea), pairs);
+                    low[r][p] = _mm512_dpwssd_epi32(low[r][p], _mm512_ternarylogic_epi32(y[r][p], lower, others, 0xea), pairs);
+                });
             });
         }
-        repeat<R>(BATON_EACH(r) { sums[r] = sums[r] + joined({high[r]}, {low[r]}); });
+        repeat<R>(BATON_EACH(r) { repeat<P>(BATON_EACH(p) { sums[r][p] = sums[r][p] + joined({high[r][p]}, {low[r][p]}); }); });
     }
-    const F scales = row_scales(w, panel);
-    repeat<R>(BATON_EACH(r) { put_outputs(a, row + r, panel, sums[r] * (scales * all(a.quantised.scales[row + r]))); });
+    repeat<P>(BATON_EACH(p) {
+        const F scales = row_scales(w, panel + p);
+        repeat<R>(BATON_EACH(r) { put_outputs(a, row + r, panel + p, sums[r][p] * (scales * all(a.quantised.scales[row + r]))); });
+    });
 }
 
 #else
@@ -88,8 +103,8 @@ inline I pair_products(I dot, int32_t count, const uint8_t* pairs) {
 #endif
 }
 
-template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t panel) {
-    static_assert(R == 1, "one row at a time");
+template <int R, int P> void whole_block(const BatonProduct& a, int64_t row, int64_t panel) {
+    static_assert(R == 1 && P == 1, "one row at a time");
     const BatonWeight& w = *a.weight;
     const int64_t groups = w.num_columns / 32;
     const uint8_t* data = static_cast<const uint8_t*>(w.data) + panel * panel_bytes(w);
@@ -112,8 +127,12 @@ template <int R> void whole_block(const BatonProduct& a, int64_t row, int64_t pa
 #endif
 
 template <int R> inline void whole_rows(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last) {
-    for (; row + R <= end; row += R)
-        for (int64_t p = panel; p < last; p++) whole_block<R>(a, row, p);
+    constexpr int P = R == 1 ? 1 : kQuantPanels;  // one row waits for memory
+    for (; row + R <= end; row += R) {
+        int64_t p = panel;
+        for (; p + P <= last; p += P) whole_block<R, P>(a, row, p);
+        for (; p < last; p++) whole_block<R, 1>(a, row, p);
+    }
     if constexpr (R > 1) whole_rows<R / 2>(a, row, end, panel, last);
 }
 
