@@ -296,7 +296,9 @@ template <int bits, int group> inline void quant_tile(const BatonProduct& a, int
 #else
     (void)scratch;
 #endif
-    quant_rows<bits, group, kQuantRows>(a, row, end, panel, last);
+    if (kQuantRows > 1) quant_rows<bits, group, kQuantRows>(a, row, end, panel, last);
+    else  // a panel stays near while rows meet it one by one
+        for (; panel < last; panel++) quant_rows<bits, group, 1>(a, row, end, panel, panel + 1);
 }
 
 inline void whole_tile(const BatonProduct& a, int64_t row, int64_t end, int64_t panel, int64_t last, Scratch& scratch);  // products_whole.inl
